@@ -1,0 +1,6 @@
+"""`python -m fedkin`."""
+
+from fedkin.cli import main
+
+if __name__ == "__main__":
+    main()

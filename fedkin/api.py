@@ -1,0 +1,189 @@
+"""The Python interface: run a method, resume a run, compare methods."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedkin import methods, models, randomness
+from fedkin.config import WHERE, Config
+from fedkin.data.federation import Federation
+from fedkin.errors import FedkinError, unknown
+from fedkin.method import Method
+from fedkin.result import Result
+from fedkin.runs.folder import RunFolder
+from fedkin.simulate import Setup, Watch, simulate
+
+Model = str | type[nn.Module] | nn.Module
+
+
+def run(
+    method: str | Method,
+    *,
+    data: str | Federation = "digits",
+    model: Model | None = None,
+    out: str | Path | None = None,
+    watch: Watch | None = None,
+    **settings: Any,
+) -> Result:
+    """Run a federated method and return its history and models.
+
+    `method` is a name (`fedkin methods` lists them), `path/to/file.py:Class`, or a `Method` object.
+    `data` is a name, a folder with one sub-folder per client, or a `Federation`. `settings` are
+    those of `Config` (partition, clients, join, rounds, epochs, batch, lr, seed, ...) and the
+    method's own hyper-parameters. With `out` everything is written to that folder and the run can
+    be resumed.
+    """
+    setup = prepare(method, data=data, model=model, **settings)
+    folder = RunFolder.create(Path(out), setup.config, describe(setup)) if out is not None else None
+    return simulate(setup, folder, watch)
+
+
+def resume(
+    folder: str | Path,
+    *,
+    data: Federation | None = None,
+    model: Model | None = None,
+    method: Method | None = None,
+    watch: Watch | None = None,
+    **where: Any,
+) -> Result:
+    """Go on with a run from its newest checkpoint; it ends as if it had never been stopped.
+
+    Data, a model or a method that were given as Python objects must be given again. `where` may
+    change the engine, workers and device.
+    """
+    run_folder = RunFolder.open(Path(folder))
+    for name in where:
+        if name not in WHERE:
+            raise FedkinError(f"{name} cannot change when a run is resumed: only {', '.join(WHERE)} can")
+    config = run_folder.config
+    settings = config.model_dump() | {name: value for name, value in where.items() if value is not None}
+    hyper = settings.pop("set")
+    given = {"method": method, "data": data, "model": model}
+    for name, value in given.items():
+        if value is not None:
+            settings[name] = value
+        elif str(settings[name]).startswith(OBJECT):
+            raise FedkinError(
+                f"the run in {folder} was given a {name} as a Python object: pass it to resume()"
+            )
+    setup = prepare(**settings, **({} if method else hyper))
+    if describe(setup)["data_fingerprint"] != run_folder.about["data_fingerprint"]:
+        raise FedkinError(f"the data are not those that the run in {folder} was started with")
+    return simulate(setup, run_folder, watch)
+
+
+def prepare(
+    method: str | Method,
+    *,
+    data: str | Federation = "digits",
+    model: Model | None = None,
+    **settings: Any,
+) -> Setup:
+    """All parts of a run: checked settings, method, federation and initial model."""
+    cls = methods.method_class(method) if isinstance(method, str) else type(method)
+    own, hyper = _sort(cls, settings)
+    if isinstance(method, str):
+        made = methods.make(method, hyper)
+        name = method
+    elif hyper:
+        raise FedkinError(
+            f"{', '.join(hyper)}: hyper-parameters go into the {cls.__name__} object that was given"
+        )
+    else:
+        made, name = method, _name(method)
+    # What the user says comes first, then the settings of the method's paper, then our own.
+    values: dict[str, Any] = {**cls.defaults, **own, "method": name, "set": asdict(made)}
+    if isinstance(data, Federation):
+        values |= {"data": _name(data), "clients": len(data)}
+    else:
+        values["data"] = data
+    values["model"] = model if isinstance(model, str) or model is None else _name(model)
+    config = Config.of(values)
+    federation = data if isinstance(data, Federation) else Federation.of(config)
+    config = config.model_copy(update={"clients": len(federation)})
+    module, chosen = _module(config, federation, model)
+    if config.model is None:
+        config = config.model_copy(update={"model": chosen})
+    check_device(config.device)
+    return Setup(config, made, federation, module)
+
+
+OBJECT = "object:"
+
+
+def _name(thing: object) -> str:
+    cls = thing if inspect.isclass(thing) else type(thing)
+    return f"{OBJECT}{cls.__qualname__}"
+
+
+def _sort(cls: type[Method], settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings of the run, and the hyper-parameters of the method."""
+    hyper_names = {field.name for field in fields(cls)}
+    own, hyper = {}, dict(settings.get("set") or {})
+    for name, value in settings.items():
+        if name in hyper_names:
+            hyper[name] = value
+        elif name not in Config.model_fields:
+            raise unknown("setting", name, [*Config.model_fields, *hyper_names])
+        elif name != "set" and value is not None:
+            own[name] = value
+    return own, hyper
+
+
+def _module(config: Config, federation: Federation, model: Model | None) -> tuple[nn.Module, str]:
+    chosen = models.default_for(federation.shape) if model is None else model
+    with randomness.seeded_globally(config.seed, "init"):
+        module = models.build(chosen, federation.shape, federation.classes)
+    return module.to(getattr(torch, config.dtype)), chosen if isinstance(chosen, str) else _name(chosen)
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that is not there."""
+    kind = device.split(":")[0]
+    if kind not in ("auto", "cpu", "cuda", "mps"):
+        raise unknown("device", device, ("auto", "cpu", "cuda", "mps"))
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not there.get(kind, True):
+        raise FedkinError(f"device {device} was asked for, but PyTorch finds none here: use --device cpu")
+
+
+def describe(setup: Setup) -> dict[str, Any]:
+    """What a run folder says of its data, so that its models can be used without them."""
+    data = setup.federation.data
+    return {
+        "data_fingerprint": setup.federation.fingerprint,
+        "shape": list(setup.federation.shape),
+        "pixels": data.x.dtype.name == "uint8",
+        "mean": list(data.mean),
+        "std": list(data.std),
+        "classes": list(data.classes),
+        "clients": list(setup.federation.split.names),
+        "train_samples": [len(rows) for rows in setup.federation.split.train],
+        "test_samples": [len(rows) for rows in setup.federation.split.test],
+    }
+
+
+def compare(
+    names: Sequence[str],
+    *,
+    seeds: int = 1,
+    out: str | Path | None = None,
+    watch: Watch | None = None,
+    **settings: Any,
+) -> dict[str, list[Result]]:
+    """Run several methods with the same settings, each with seeds 0, 1, ...; results by method."""
+    first = settings.pop("seed", 0)
+    results: dict[str, list[Result]] = {}
+    for name in names:
+        for seed in range(first, first + seeds):
+            folder = Path(out) / f"{Path(name).name.replace(':', '-')}-s{seed}" if out is not None else None
+            results.setdefault(name, []).append(run(name, seed=seed, out=folder, watch=watch, **settings))
+    return results

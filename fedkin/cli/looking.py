@@ -1,0 +1,121 @@
+"""`fedkin methods`, `datasets`, `models` and `data`: what there is."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedkin import models as zoo
+from fedkin.cli.options import takes
+from fedkin.config import Config
+from fedkin.data import catalogue, chart
+from fedkin.data.federation import Federation
+from fedkin.errors import FedkinError
+from fedkin.methods import registry
+
+Json = Annotated[bool, typer.Option("--json", help="As JSON.")]
+
+
+def methods(as_json: Json = False) -> None:
+    """List the methods, what they personalise and their hyper-parameters."""
+    rows = [
+        {
+            "name": name,
+            "paper": cls.paper,
+            "personal": cls.personal,
+            "judged": f"{cls.judged.model} model {cls.judged.moment}",
+            "settings": {field.name: field.default for field in fields(cls)},
+        }
+        for name, cls in registry().items()
+    ]
+    _show(rows, as_json, "Methods")
+
+
+def datasets(as_json: Json = False) -> None:
+    """List the datasets and whether their files are here."""
+    rows = []
+    for name in catalogue.names():
+        entry = catalogue.entry(name)
+        rows.append(
+            {
+                "name": name,
+                "what": entry.description,
+                "classes": entry.classes,
+                "samples": entry.samples,
+                "shape": "x".join(map(str, entry.shape)),
+                "natural clients": entry.clients,
+                "here": catalogue.is_ready(name),
+            }
+        )
+    _show(rows, as_json, f"Datasets under {catalogue.data_root()}")
+
+
+def models(as_json: Json = False) -> None:
+    """List the networks."""
+    rows = []
+    for name in zoo.names():
+        card = zoo.describe(name)
+        rows.append({"name": name, "source": card.source, "what": card.about, "input": card.takes})
+    _show(rows, as_json, "Models")
+
+
+data = typer.Typer(help="Get datasets, and look at how they are split.", no_args_is_help=True)
+
+
+@data.command()
+def prepare(name: Annotated[str, typer.Argument(help="A dataset.")]) -> None:
+    """Download a dataset from its publisher, unless it is here."""
+    catalogue.prepare(name)
+    print(f"{name} is ready in {catalogue.data_root()}")
+
+
+@takes("Split")
+def show(
+    name: Annotated[str, typer.Argument(help="A dataset, or a folder with one sub-folder per client.")],
+    to: Annotated[
+        Path | None, typer.Option(help="Also draw the bubble chart to this .png, .svg or .pdf.")
+    ] = None,
+    **settings: Any,
+) -> None:
+    """Show how a dataset is split: sizes, and a bubble for each class of each client."""
+    federation = Federation.of(Config.of({"data": name, **settings}))
+    sizes = [len(train) + len(test) for _, train, test in federation.owned]
+    learn = sum(len(rows) for rows in federation.split.train)
+    used = f"{sum(sizes)} of {len(federation.data)} samples, {learn} to learn from"
+    print(f"{name}: {len(federation)} clients, {used}")
+    print(f"samples a client: {min(sizes)} to {max(sizes)}, mean {sum(sizes) / len(sizes):.1f}")
+    print(chart.text_chart(federation.data.y, federation.split, federation.data.classes))
+    if to is not None:
+        if to.suffix not in (".png", ".svg", ".pdf"):
+            raise FedkinError(f"the chart is drawn to .png, .svg or .pdf, but {to.name} was given")
+        chart.bubble_chart(federation.data.y, federation.split, federation.data.classes).savefig(to)
+        print(f"chart: {to}")
+
+
+data.command()(show)
+
+
+def _show(rows: list[dict[str, Any]], as_json: bool, title: str) -> None:
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return
+    table = Table(title=title, title_justify="left")
+    for name in rows[0]:
+        table.add_column(name, no_wrap=name == "name")
+    for row in rows:
+        table.add_row(*(_text(value) for value in row.values()))
+    Console().print(table)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={item}" for key, item in value.items())
+    return str(value)

@@ -1,0 +1,159 @@
+"""`fedkin run` and `fedkin compare`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fedkin import api
+from fedkin.cli.options import Json, Out, free_folder, pairs, takes
+from fedkin.cli.progress import clock, shown
+from fedkin.config import WHERE, settings_from_toml
+from fedkin.errors import FedkinError
+from fedkin.methods import method_class
+from fedkin.report import html
+from fedkin.report.summary import table
+from fedkin.result import Result
+from fedkin.runs.folder import RunFolder, refuse_full
+from fedkin.simulate import Setup, simulate
+
+RUN = ("Federation", "Training", "Where it runs", "Output")
+
+
+@takes(*RUN)
+def run(
+    method: Annotated[
+        str | None,
+        typer.Argument(help="A method (see [b]fedkin methods[/b]), file.py:Class, or a TOML file."),
+    ] = None,
+    set: Annotated[
+        list[str], typer.Option(help="A hyper-parameter of the method, as key=value; may be repeated.")
+    ] = [],  # noqa: B006 (typer reads it)
+    out: Out = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="Go on with the run in this folder.", rich_help_panel="Output"),
+    ] = None,
+    as_json: Json = False,
+    **settings: Any,
+) -> None:
+    """Run one method on a federation.
+
+    [dim]fedkin run fedavg --data digits --partition dirichlet:0.1 --clients 20 --rounds 30[/dim]
+    """
+    if set:
+        settings["set"] = pairs(set)
+    if resume is not None:
+        result = _resume(resume, method, out, settings)
+    elif method is None:
+        raise FedkinError(
+            "which method? Name one (fedkin methods lists them), a TOML file, or --resume FOLDER"
+        )
+    else:
+        if method.endswith(".toml"):
+            settings = settings_from_toml(Path(method)) | settings
+            method = settings.pop("method", "fedavg")
+        setup = api.prepare(method, **settings)
+        name = f"{Path(method).stem}-{Path(setup.config.data).name}-s{setup.config.seed}"
+        result = _simulate(setup, out or free_folder(name), method)
+    _tell(result)
+    if as_json:
+        print(json.dumps(result.summary()))
+
+
+def _simulate(setup: Setup, path: Path, label: str) -> Result:
+    folder = RunFolder.create(path, setup.config, api.describe(setup))
+    with shown(label, setup.config.rounds) as watch:
+        return simulate(setup, folder, watch)
+
+
+def _resume(path: Path, method: str | None, out: Path | None, settings: dict[str, Any]) -> Result:
+    fixed = [name for name in settings if name not in WHERE]
+    if method or out or fixed:
+        what = "a method" if method else "--out" if out else "--" + fixed[0].replace("_", "-")
+        raise FedkinError(f"--resume takes everything from the run folder, so {what} cannot be given with it")
+    config = RunFolder.open(path).config
+    with shown(config.method, config.rounds) as watch:
+        return api.resume(path, watch=watch, **settings)
+
+
+def _tell(result: Result) -> None:
+    console = Console(soft_wrap=True, highlight=False)
+    score, (best_round, best) = result.score, result.best
+    console.print(
+        f"[bold]{result.method}[/bold] on {result.config.data}: [bold]{100 * result.accuracy:.2f} %[/bold]"
+    )
+    console.print(f"  is the accuracy of the {score.describe()}, round {result.evaluated[-1].round}")
+    console.print(f"  by sample {100 * score.weighted:.2f} %, worst client {100 * min(score.clients):.2f} %")
+    if result.global_score is not None and score.model != "global":
+        shared = result.global_score
+        console.print(f"  {shared.describe()}: {100 * shared.headline:.2f} %")
+    console.print(
+        f"  best round {best_round} had {100 * best:.2f} % (chosen on the test sets, not a fair headline)"
+    )
+    sent = sum(r.bytes_up + r.bytes_down for r in result.history) / 1e6
+    console.print(f"  {len(result.history)} rounds in {clock(result.seconds)}, {sent:.1f} MB sent")
+    console.print(f"  run folder: {result.folder}")
+
+
+@takes(*RUN)
+def compare(
+    methods: Annotated[list[str], typer.Argument(help="Methods to compare (see [b]fedkin methods[/b]).")],
+    seeds: Annotated[
+        int, typer.Option(help="Runs of each method, with seeds counting up from --seed.", min=1)
+    ] = 1,
+    set: Annotated[
+        list[str],
+        typer.Option(
+            help="A hyper-parameter, as key=value for all methods that have it or METHOD.key=value for one."
+        ),
+    ] = [],  # noqa: B006 (typer reads it)
+    out: Out = None,
+    as_json: Json = False,
+    **settings: Any,
+) -> None:
+    """Compare methods on the same federation: a table, and a report to open in a browser.
+
+    [dim]fedkin compare local-only fedavg fedprox --data digits --seeds 3[/dim]
+    """
+    first = settings.pop("seed", 0)
+    hyper = _for_each(methods, pairs(set))
+    folder = out or free_folder(f"compare-{Path(settings.get('data', 'digits')).name}")
+    refuse_full(folder)
+    # Everything is checked before the first long run.
+    setups = [
+        (name, s, api.prepare(name, seed=s, set=hyper[name], **settings))
+        for name in dict.fromkeys(methods)
+        for s in range(first, first + seeds)
+    ]
+    results: dict[str, list[Result]] = {}
+    for name, s, setup in setups:
+        result = _simulate(setup, folder / f"{Path(name).stem}-s{s}", f"{name} seed {s}")
+        results.setdefault(name, []).append(result)
+    Console().print(table(results))
+    html.write(results, folder / "report.html")
+    print(f"report: {folder / 'report.html'}")
+    if as_json:
+        print(json.dumps({name: [result.summary() for result in runs] for name, runs in results.items()}))
+
+
+def _for_each(methods: list[str], given: dict[str, str]) -> dict[str, dict[str, str]]:
+    """Hyper-parameters by method."""
+    hyper: dict[str, dict[str, str]] = {name: {} for name in methods}
+    for key, value in given.items():
+        owner, dot, own = key.rpartition(".")
+        takers = [
+            name
+            for name in methods
+            if (name == owner if dot else key in {f.name for f in fields(method_class(name))})
+        ]
+        if not takers:
+            raise FedkinError(f"--set {key}={value}: none of {', '.join(methods)} has such a hyper-parameter")
+        for name in takers:
+            hyper[name][own] = value
+    return hyper

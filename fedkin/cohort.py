@@ -1,0 +1,115 @@
+"""Many clients at once: a row per client where a client has a vector.
+
+For small dense models the time goes into starting operations, not into arithmetic; `vmap` starts
+each operation once for the whole cohort. A method's `local` runs unchanged on a cohort as long as
+it treats the last axis of every tensor as the model's columns. The arithmetic differs from one
+client at a time in the last bits, but not between engines: who is in a cohort never depends on
+where it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+from torch.nn.functional import cross_entropy
+
+from fedkin.client import Client, Correction
+from fedkin.layout import Block
+
+DENSE = (nn.Linear, nn.Flatten, nn.Identity, nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.LeakyReLU, nn.ELU)
+SIZE = 32
+"""Clients in a cohort at most."""
+
+
+def is_dense(module: nn.Module) -> bool:
+    """Whether a module is made of dense layers alone, for which a cohort is faster on a CPU."""
+    return all(isinstance(part, DENSE) for part in module.modules() if not list(part.children()))
+
+
+def can_vectorize(module: nn.Module) -> bool:
+    """Whether a module can run as a cohort: it keeps no buffers and draws no random numbers."""
+    random = (nn.modules.dropout._DropoutNd, nn.RReLU)
+    return not list(module.buffers()) and not any(isinstance(part, random) for part in module.modules())
+
+
+class Cohort(Client):
+    """Clients with the same work to do, as one client whose vectors have a leading axis [K]."""
+
+    def __init__(self, clients: Sequence[Client]) -> None:
+        first = clients[0]
+        super().__init__(**{**vars(first), "id": -1, "private": {}})
+        self.clients = list(clients)
+        self.losses = [float("nan")] * len(clients)
+        self.step_counts = [0] * len(clients)
+
+    @property
+    def n(self) -> Tensor:  # type: ignore[override]
+        """[K] how many samples each client learns from."""
+        return torch.tensor([client.n for client in self.clients], dtype=self.bound.w.dtype)
+
+    def sgd(
+        self,
+        start: Tensor,
+        *,
+        epochs: int | None = None,
+        lr: float | None = None,
+        correct: Correction | None = None,
+        only: Block | None = None,
+        purpose: str = "batches",
+    ) -> Tensor:
+        """The models [K, D] after local epochs of SGD from `start` [K, D]."""
+        settings = self.training
+        epochs = settings.epochs if epochs is None else epochs
+        lr = settings.lr if lr is None else lr
+        step = (only or self.layout.parameters) & self.layout.parameters
+        self.bound.module.train()
+        gradients = vmap(grad_and_value(self._loss))
+        w = start.clone()
+        p = self.layout.parameters.of(w)
+        velocity = torch.zeros_like(p) if settings.momentum else None
+        total = torch.zeros(len(w), dtype=w.dtype, device=w.device)
+        rows, weights = self._schedule(epochs, purpose)
+        active = weights.sum(2) > 0
+        for s in range(rows.shape[1]):
+            x, y = self.samples.inputs(rows[:, s]), self.samples.y[rows[:, s]]
+            g, losses = gradients(p, x, y, weights[:, s])
+            if settings.weight_decay:
+                g.add_(p, alpha=settings.weight_decay)
+            if correct:
+                correct(g, p)
+            if velocity is not None:
+                g = velocity.mul_(settings.momentum).add_(g)
+            # A client that has no more batches stands still.
+            move = g * (lr * active[:, s, None])
+            for columns in step:
+                p[:, columns].sub_(move[:, columns])
+            total += torch.where(active[:, s], losses, 0)
+        taken = active.sum(1)
+        self.step_counts = [a + b for a, b in zip(self.step_counts, taken.tolist(), strict=True)]
+        self.losses = (total / taken).tolist()
+        for client, loss in zip(self.clients, self.losses, strict=True):
+            client.loss_sum = loss
+            client.check_loss(lr)
+        return w
+
+    def _loss(self, p: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        """Mean loss [] of one client's model [P] on its batch, leaving out the padding."""
+        scores = functional_call(self.bound.module, self.layout.tensors(p), (x,))
+        return (cross_entropy(scores, y, reduction="none") * weight).sum() / weight.sum().clamp(min=1)
+
+    def _schedule(self, epochs: int, purpose: str) -> tuple[Tensor, Tensor]:
+        """Sample rows [K, S, B] of every step, and weights [K, S, B] that are 0 where they are padding."""
+        batches = [list(client.rows(epochs, purpose)) for client in self.clients]
+        steps = max(map(len, batches))
+        width = max(len(rows) for own in batches for rows in own)
+        device = self.bound.w.device
+        rows = torch.zeros(len(batches), steps, width, dtype=torch.int64, device=device)
+        weights = torch.zeros(len(batches), steps, width, dtype=self.bound.w.dtype, device=device)
+        for k, own in enumerate(batches):
+            for s, batch in enumerate(own):
+                rows[k, s, : len(batch)] = batch
+                weights[k, s, : len(batch)] = 1
+        return rows, weights

@@ -1,0 +1,115 @@
+"""The settings of a run: one list that the commands, TOML files, the Python API and run folders share."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedkin.errors import FedkinError, unknown
+from fedkin.method import Training
+
+WHERE = ("engine", "workers", "device")
+"""Settings that say where a run happens. They may change when it is resumed: the result does not."""
+
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(gt=0, lt=1)]
+
+
+class Config(BaseModel):
+    """Everything that a run depends on. The text under each setting is its help on the command line."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    method: str = "fedavg"
+    """A method (see `fedkin methods`) or file.py:Class."""
+    set: dict[str, Any] = {}
+    """Hyper-parameters of the method."""
+
+    data: str = "digits"
+    """A dataset (see `fedkin datasets`), or a folder with one sub-folder per client."""
+    partition: str = "dirichlet:0.1"
+    """How samples are split among clients: iid, classes:K, dirichlet:ALPHA, shards:C, one-class or natural;
+    options follow after commas, as in dirichlet:0.1,form=client."""
+    clients: Annotated[int, Field(ge=0)] = 20
+    """How many clients; 0 takes every natural one (writer, subject, domain)."""
+    test_ratio: Share | None = None
+    """Share of each client's samples kept for testing; otherwise the partition's own."""
+    pool: Literal["all", "train"] | None = None
+    """All samples, or those of the publisher's train files; otherwise the partition's own."""
+
+    join: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the clients that take part in a round."""
+    rounds: Count = 50
+    """Rounds of communication."""
+    epochs: Count = 5
+    """Local epochs a round."""
+    batch: Count = 32
+    """Batch size of local SGD."""
+    lr: Annotated[float, Field(gt=0)] = 0.01
+    """Learning rate of local SGD."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Momentum of local SGD, new every round."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Weight decay of local SGD."""
+    model: str | None = None
+    """A network (see `fedkin models`) or file.py:Class; otherwise one that fits the data."""
+    classifier: str | None = None
+    """The layer that decides between classes; otherwise the last linear layer."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Same seed, same result."""
+    dtype: Literal["float32", "float64"] = "float32"
+    """Numbers to compute with."""
+
+    evaluate_every: Count = 1
+    """Rounds between evaluations; the last round is always evaluated."""
+    checkpoint_every: Count = 10
+    """Rounds between checkpoints."""
+
+    engine: str = "auto"
+    """Where local work runs: inline, processes, or auto, which takes processes where they pay."""
+    workers: Count | None = None
+    """Worker processes; otherwise one a core."""
+    device: str = "auto"
+    """cpu, cuda, mps, or auto: cuda where there is one."""
+    vectorize: Literal["auto", "on", "off"] = "auto"
+    """Train all clients of a round at once; auto does it where that is faster."""
+
+    @property
+    def training(self) -> Training:
+        """How clients take their local steps."""
+        return Training(**{f.name: getattr(self, f.name) for f in fields(Training)})
+
+    @staticmethod
+    def of(values: Mapping[str, Any]) -> Config:
+        """A checked configuration from plain values."""
+        for name in values:
+            if name not in Config.model_fields:
+                raise unknown("setting", name, Config.model_fields)
+        try:
+            return Config(**values)
+        except ValidationError as error:
+            raise FedkinError(one_sentence(error)) from None
+
+
+def settings_from_toml(path: Path) -> dict[str, Any]:
+    """The settings in a TOML file, with the method's hyper-parameters in a table `[set]`."""
+    try:
+        values = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise FedkinError(f"there is no file {path}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FedkinError(f"{path} is not valid TOML: {error}") from None
+    Config.of(values)
+    return values
+
+
+def one_sentence(error: ValidationError, what: str = "") -> str:
+    """The first of pydantic's complaints, as: what, what was expected, what was given."""
+    first = error.errors()[0]
+    expected = first["msg"].replace("Input should be", "should be")
+    return f"{what or first['loc'][0]} {expected}, but {first['input']!r} was given"

@@ -1,0 +1,170 @@
+"""A federation: N clients with private samples, from a dataset and a partition or from a user's data."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedkin.config import Config
+from fedkin.data import catalogue, partition
+from fedkin.data.dataset import Dataset, Indices, Split
+from fedkin.data.folder import read_folder
+from fedkin.errors import FedkinError
+
+Pair = tuple[npt.ArrayLike, npt.ArrayLike]
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Samples and who owns them. Every client has at least one sample to learn from and one to test on."""
+
+    data: Dataset
+    split: Split
+
+    def __post_init__(self) -> None:
+        for name, train, test in zip(self.split.names, self.split.train, self.split.test, strict=True):
+            if not len(train) or not len(test):
+                raise FedkinError(
+                    f"{name} has {len(train)} samples to learn from and {len(test)} to test on: every "
+                    "client needs at least one of each"
+                )
+        if self.data.x.dtype != np.uint8:
+            finite = np.isfinite(self.data.x.reshape(len(self.data), -1)).all(axis=1)
+            if not finite.all():
+                row = int(np.flatnonzero(~finite)[0])
+                owner = next((n for n, *rows in self.owned if any(row in r for r in rows)), "nobody")
+                raise FedkinError(
+                    f"the data have NaN or infinite values in {(~finite).sum()} samples, the first of them "
+                    f"sample {row} of {owner}: clean or drop them"
+                )
+
+    @property
+    def owned(self) -> list[tuple[str, Indices, Indices]]:
+        """Name, training rows and test rows of each client."""
+        return list(zip(self.split.names, self.split.train, self.split.test, strict=True))
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one sample."""
+        return self.data.x.shape[1:]
+
+    @property
+    def classes(self) -> int:
+        """How many classes there are over all clients."""
+        return len(self.data.classes)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Differs when any sample, label or owner differs; a resumed run compares it."""
+        digest = hashlib.blake2b(digest_size=8)
+        for array in (self.data.x, self.data.y, *self.split.train, *self.split.test):
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
+
+    @classmethod
+    def of(cls, config: Config) -> Federation:
+        """What a run's settings ask for: a dataset split by a rule, or a folder of the user's own."""
+        if Path(config.data).is_dir():
+            return cls.from_folder(config.data, test_ratio=config.test_ratio or 0.2, seed=config.seed)
+        data = _load(config.data, catalogue.data_root())
+        split = partition.split(
+            data, config.partition, config.clients, config.seed, config.test_ratio, config.pool
+        )
+        return cls(data, split)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        clients: Mapping[str, Pair] | Sequence[Pair],
+        *,
+        test: Mapping[str, Pair] | Sequence[Pair] | None = None,
+        test_ratio: float = 0.2,
+        seed: int = 0,
+        name: str = "own data",
+        mean: float | Sequence[float] | None = None,
+        std: float | Sequence[float] | None = None,
+    ) -> Federation:
+        """A federation from arrays: one pair (x [n, ...], y [n]) per client, in a list or by name.
+
+        Labels may be anything that sorts. `test` gives each client's test samples in the same form;
+        without it a stratified `test_ratio` of every client is kept for testing. uint8 samples are
+        taken as images in 0..255; `mean` and `std` (per channel, on the 0-1 scale for images)
+        default to those of the data.
+        """
+        pairs = _by_name(clients)
+        parts = [(owner, x, y, False) for owner, (x, y) in pairs.items()]
+        if test is not None:
+            held_out = _by_name(test)
+            if held_out.keys() != pairs.keys():
+                raise FedkinError(
+                    f"test samples are given for {sorted(held_out)}, but the clients are {sorted(pairs)}"
+                )
+            parts += [(owner, x, y, True) for owner, (x, y) in held_out.items()]
+        data = _gather(name, parts, mean, std)
+        return cls(data, partition.split_owned(data, None if test is not None else test_ratio, seed))
+
+    @classmethod
+    def from_folder(
+        cls, path: str | Path, *, size: int | None = None, test_ratio: float = 0.2, seed: int = 0
+    ) -> Federation:
+        """A federation from disk: one folder (or .npz or .csv file) per client; see `read_folder`."""
+        data = read_folder(Path(path), size=size)
+        return cls(data, partition.split_owned(data, None if data.is_test.any() else test_ratio, seed))
+
+
+@lru_cache(maxsize=1)
+def _load(name: str, root: Path) -> Dataset:
+    """The last dataset used is kept: a comparison splits it again for every seed."""
+    return catalogue.load(name, root)
+
+
+def _by_name(clients: Mapping[str, Pair] | Sequence[Pair]) -> dict[str, Pair]:
+    if isinstance(clients, Mapping):
+        return dict(clients)
+    return {f"client-{i:02d}": pair for i, pair in enumerate(clients)}
+
+
+def _gather(name: str, parts: list[tuple[str, Any, Any, bool]], mean: Any, std: Any) -> Dataset:
+    """One dataset out of everybody's arrays."""
+    if not parts:
+        raise FedkinError("a federation needs at least one client, but none was given")
+    xs, ys = [], []
+    for owner, x, y, _ in parts:
+        xs.append(np.asarray(x))
+        ys.append(np.asarray(y))
+        if len(xs[-1]) != len(ys[-1]):
+            raise FedkinError(f"{owner} has {len(xs[-1])} samples but {len(ys[-1])} labels")
+        if xs[-1].shape[1:] != xs[0].shape[1:]:
+            raise FedkinError(
+                f"{owner} has samples of shape {xs[-1].shape[1:]}, but {parts[0][0]} has {xs[0].shape[1:]}"
+            )
+    x = np.concatenate(xs)
+    if x.dtype != np.uint8:
+        x = x.astype(np.float32)
+    labels, y = np.unique(np.concatenate(ys), return_inverse=True)
+    owners = tuple(dict.fromkeys(owner for owner, *_ in parts))
+    scaled = x / np.float32(255) if x.dtype == np.uint8 else x
+    over = (0, *range(2, x.ndim))
+    return Dataset(
+        name=name,
+        x=x,
+        y=y.astype(np.int64),
+        classes=tuple(str(label) for label in labels),
+        mean=tuple(np.ravel(scaled.mean(over) if mean is None else mean).tolist()),
+        std=tuple(np.ravel(scaled.std(over) + 1e-7 if std is None else std).tolist()),
+        is_test=np.concatenate([np.full(len(x), held) for x, (_, _, _, held) in zip(xs, parts, strict=True)]),
+        owner=np.concatenate(
+            [np.full(len(x), owners.index(owner)) for x, (owner, *_) in zip(xs, parts, strict=True)]
+        ).astype(np.int64),
+        owners=owners,
+    )

@@ -1,0 +1,1 @@
+"""Readers for the files that publishers ship, one module per family of formats."""

@@ -1,0 +1,202 @@
+"""A worker stands in for clients: it holds their data and runs the client half of a method for them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from fedkin import randomness
+from fedkin.client import Client, Samples
+from fedkin.cohort import Cohort
+from fedkin.data.dataset import Indices
+from fedkin.layout import Bound
+from fedkin.method import Message, Method, Predictor, Training
+
+
+@dataclass(frozen=True)
+class Site:
+    """All that a worker needs to know; it can be sent to another process or machine."""
+
+    method: Method
+    module: nn.Module
+    """The network with its initial weights."""
+    classifier: str | None
+    x: npt.NDArray[Any]
+    y: Indices
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    train: tuple[Indices, ...]
+    test: tuple[Indices, ...]
+    classes: int
+    training: Training
+    seed: int
+    device: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """A message for one client, with the private state that this client has kept."""
+
+    client: int
+    message: Message
+    private: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a client sent back, and its private state afterwards."""
+
+    client: int
+    reply: Message
+    private: dict[str, Any]
+    loss: float
+    """Mean training loss over its gradient steps; NaN if it took none."""
+    steps: int
+
+
+@dataclass(frozen=True)
+class Scored:
+    """How a client's model did on that client's own test samples."""
+
+    client: int
+    correct: int
+    total: int
+    loss: float
+    """Sum over the samples."""
+
+
+class Worker:
+    """Runs clients one after another on one working module."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.device = torch.device(site.device)
+        self.bound = Bound(copy.deepcopy(site.module).to(self.device), site.classifier)
+        self.initial = self.bound.w.clone()
+        self.samples = self._samples()
+        self.train = [torch.from_numpy(rows).to(self.device) for rows in site.train]
+        self.test = [torch.from_numpy(rows).to(self.device) for rows in site.test]
+
+    def _samples(self) -> Samples:
+        site, dtype = self.site, self.bound.w.dtype
+        per_channel = (-1, *[1] * (site.x.ndim - 2))
+        unit = 255.0 if site.x.dtype == np.uint8 else 1.0
+        mean, std = (torch.tensor(v, dtype=torch.float64).reshape(per_channel) for v in (site.mean, site.std))
+        return Samples(
+            x=torch.from_numpy(site.x).to(self.device),
+            y=torch.from_numpy(site.y).to(self.device),
+            scale=(1 / (unit * std)).to(self.device, dtype),
+            shift=(-mean / std).to(self.device, dtype),
+        )
+
+    def ready(self) -> None:
+        """Nothing; an answer means that the worker is there."""
+
+    def client(self, job: Job, round: int, exchange: str) -> Client:
+        """The client of a job, ready to work."""
+        return Client(
+            id=job.client,
+            round=round,
+            exchange=exchange,
+            seed=self.site.seed,
+            samples=self.samples,
+            train=self.train[job.client],
+            test=self.test[job.client],
+            bound=self.bound,
+            initial=self.initial,
+            training=self.site.training,
+            classes=self.site.classes,
+            private=self._here(job.private),
+        )
+
+    def local(self, round: int, exchange: str, jobs: Sequence[Job], vectorize: bool) -> list[Done]:
+        """The method's local work for each job; a vectorised cohort does all of them at once."""
+        if vectorize:
+            return self._cohort(round, exchange, jobs)
+        done = []
+        for job in jobs:
+            client = self.client(job, round, exchange)
+            with randomness.seeded_globally(self.site.seed, f"{exchange}/layers", round, job.client):
+                reply = self.site.method.local(client, self._here(job.message))
+            loss = client.loss_sum / client.steps if client.steps else float("nan")
+            done.append(Done(job.client, _out(reply), _out(client.private), loss, client.steps))
+        return done
+
+    def _cohort(self, round: int, exchange: str, jobs: Sequence[Job]) -> list[Done]:
+        cohort = Cohort([self.client(job, round, exchange) for job in jobs])
+        messages = [self._here(job.message) for job in jobs]
+        stacked = {
+            name: torch.stack([m[name] for m in messages]) if isinstance(value, Tensor) else value
+            for name, value in messages[0].items()
+        }
+        reply = self.site.method.local(cohort, stacked)
+        return [
+            Done(job.client, {name: _row(v, k) for name, v in reply.items()}, job.private, loss, steps)
+            for k, (job, loss, steps) in enumerate(zip(jobs, cohort.losses, cohort.step_counts, strict=True))
+        ]
+
+    def score(self, jobs: Sequence[Job]) -> list[Scored]:
+        """Each client's own model on its own test samples.
+
+        The round counts as 0: what a model scores depends on the model alone, not on when it is asked.
+        """
+        scored = []
+        for job in jobs:
+            client = self.client(job, 0, "evaluate")
+            with randomness.seeded_globally(self.site.seed, "evaluate/layers", 0, job.client):
+                predict = self.site.method.predictor(client, self._here(job.message))
+            scored += self._judge(predict, [job.client])
+        return scored
+
+    def score_models(self, pairs: Sequence[tuple[Tensor, Sequence[int]]]) -> list[list[Scored]]:
+        """Each model [D] on the test samples of the clients that it comes with."""
+        results = []
+        for w, clients in pairs:
+            self.bound.load(w)
+            results.append(self._judge(self.bound.module.eval(), clients))
+        return results
+
+    @torch.inference_mode()
+    def _judge(self, predict: Predictor, clients: Sequence[int]) -> list[Scored]:
+        rows = torch.cat([self.test[i] for i in clients])
+        right, losses = [], []
+        for x, y in self.samples.test_batches(rows):
+            scores = predict(x)
+            right.append(scores.argmax(1) == y)
+            losses.append(nn.functional.cross_entropy(scores, y, reduction="none"))
+        sizes = [len(self.test[i]) for i in clients]
+        by_client = zip(clients, torch.cat(right).split(sizes), torch.cat(losses).split(sizes), strict=True)
+        return [Scored(i, int(r.sum()), len(r), float(loss.double().sum())) for i, r, loss in by_client]
+
+    def keep(self, jobs: Sequence[Job]) -> list[Tensor]:
+        """Each client's own model as a vector [D]: the very one that `score` judges."""
+        vectors = []
+        for job in jobs:
+            client = self.client(job, 0, "evaluate")
+            with randomness.seeded_globally(self.site.seed, "evaluate/layers", 0, job.client):
+                vectors.append(self.site.method.personalise(client, self._here(job.message)).detach().cpu())
+        return vectors
+
+    def _here(self, values: dict[str, Any]) -> dict[str, Any]:
+        # Copies, so that a method cannot reach into the server or into another client by accident.
+        return {
+            k: v.detach().to(self.device, copy=True) if isinstance(v, Tensor) else v
+            for k, v in values.items()
+        }
+
+
+def _out(values: dict[str, Any]) -> dict[str, Any]:
+    return {k: v.detach().cpu() if isinstance(v, Tensor) else v for k, v in values.items()}
+
+
+def _row(value: Any, k: int) -> Any:
+    if isinstance(value, Tensor):
+        return value[k].cpu() if value.ndim > 1 else value[k].item()
+    return value

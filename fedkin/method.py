@@ -1,0 +1,176 @@
+"""The contract between a method and whatever runs it.
+
+A method has a server half and a client half, and only messages pass between them: that is what
+lets one method file run in a simulation, on a cluster and in a real federation, and what makes
+the byte counts honest. Its fields are its hyper-parameters; everything it remembers is in the
+`State` (on the server) or in `client.private` (on a client, never sent).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fedkin.layout import Layout
+
+if TYPE_CHECKING:
+    from fedkin.client import Client
+
+Message = dict[str, Any]
+"""What travels between server and client: named tensors, numbers and words, nothing else."""
+Predictor = Callable[[Tensor], Tensor]
+"""Inputs [B, ...] to class scores [B, K]."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a client takes its local gradient steps, unless the method says otherwise."""
+
+    epochs: int = 5
+    batch: int = 32
+    lr: float = 0.01
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+
+@dataclass(frozen=True)
+class Overview:
+    """What the server knows before the first round."""
+
+    clients: int
+    rounds: int
+    seed: int
+    classes: int
+    layout: Layout
+    initial: Tensor
+    """[D] the model that everybody starts from."""
+    training: Training
+
+
+class State(dict[str, Any]):
+    """What the server remembers: named tensors and numbers, so that it can be saved without pickle."""
+
+    def __init__(self, fed: Overview, values: Mapping[str, Any] | None = None, round: int = 0) -> None:
+        super().__init__(values or {})
+        self.fed = fed
+        self.round = round
+        """The round under way, from 1; 0 before the first."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One trip to clients and back. Most rounds are a single exchange with this round's participants."""
+
+    name: str = "train"
+    everyone: bool = False
+    """Ask all clients, not only this round's participants."""
+
+
+class Replies:
+    """What came back from clients in one exchange, stacked: `replies["w"]` is [K, D]."""
+
+    def __init__(self, exchange: str, clients: Sequence[int], messages: Sequence[Message]) -> None:
+        self.exchange = exchange
+        self.clients = list(clients)
+        """[K] who replied, in the order of the rows."""
+        self.messages = list(messages)
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    def __getitem__(self, name: str) -> Tensor:
+        values = [message[name] for message in self.messages]
+        if isinstance(values[0], Tensor):
+            return torch.stack(values)
+        numbers = torch.tensor(values, dtype=torch.float64)
+        return numbers.to(self._dtype)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        # Numbers take the type of the tensors they came with, so that both can be multiplied.
+        floats = (
+            v.dtype for v in self.messages[0].values() if isinstance(v, Tensor) and v.is_floating_point()
+        )
+        return next(floats, torch.get_default_dtype())
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Which model a method is judged by, and when it is taken."""
+
+    model: str = "personalised"
+    """`personalised`, `global`, or `personalised after fine-tuning`."""
+    moment: str = "after aggregation"
+    """`after aggregation` (before any further local step) or `after local training`."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A federated method. A subclass is a frozen dataclass whose fields are its hyper-parameters."""
+
+    name: ClassVar[str]
+    paper: ClassVar[str] = ""
+    """Authors, title and year, for people."""
+    personal: ClassVar[str] = ""
+    """In a few words, what differs from client to client."""
+    judged: ClassVar[Judged] = Judged()
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    """Run settings of the paper that differ from fedkin's own: rounds, join, epochs, batch, lr, ..."""
+    vectorizes: ClassVar[bool] = False
+    """Whether `local` also works on a cohort at once, with rows [K, D] where a client has [D]."""
+
+    # The server half.
+
+    def start(self, fed: Overview) -> State:
+        """The server's state before round 1."""
+        return State(fed, {"w": fed.initial.clone()})
+
+    def exchanges(self, state: State) -> Sequence[Exchange]:
+        """The trips to clients that round `state.round` is made of."""
+        return (Exchange(),)
+
+    def dispatch(self, state: State, client: int, exchange: str) -> Message:
+        """What the server sends to a client that takes part."""
+        return self.serve(state, client)
+
+    def aggregate(self, state: State, replies: Replies) -> None:
+        """Bring the state up to date with what came back."""
+        raise NotImplementedError
+
+    def serve(self, state: State, client: int) -> Message:
+        """What the server sends to a client that only wants its current model."""
+        return {"w": state["w"]}
+
+    def global_model(self, state: State) -> Tensor | None:
+        """The one model [D] for everybody, where the method has one: by default what is kept as `w`."""
+        return state.get("w")
+
+    # The client half.
+
+    def local(self, client: Client, message: Message) -> Message:
+        """What a client does with a message, and what it sends back."""
+        raise NotImplementedError
+
+    def personalise(self, client: Client, message: Message) -> Tensor:
+        """The client's own model [D], from what `serve` sent and what it keeps in private."""
+        w: Tensor = message["w"]
+        return w
+
+    def predictor(self, client: Client, message: Message) -> Predictor:
+        """How the client classifies, from what `serve` sent and what it keeps in private."""
+        return client.model(self.personalise(client, message))
+
+
+def byte_count(message: Message) -> int:
+    """The size of a message on the wire: its tensors as they are, eight bytes a number, text as UTF-8."""
+
+    def size(value: Tensor | float | str) -> int:
+        if isinstance(value, Tensor):
+            return value.numel() * value.element_size()
+        return len(value.encode()) if isinstance(value, str) else 8
+
+    return sum(map(size, message.values()))

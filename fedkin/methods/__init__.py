@@ -1,0 +1,64 @@
+"""One file a method. The registry finds them; nothing needs to be listed by hand."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from fedkin.config import one_sentence
+from fedkin.errors import FedkinError, unknown
+from fedkin.loading import object_from_file
+from fedkin.method import Method
+
+
+@cache
+def registry() -> dict[str, type[Method]]:
+    """All methods by name: ours, and those of installed packages (entry point `fedkin.methods`)."""
+    found: dict[str, type[Method]] = {}
+    for module in pkgutil.iter_modules(__path__):
+        names = vars(importlib.import_module(f"{__name__}.{module.name}"))
+        found |= {
+            thing.name: thing
+            for thing in names.values()
+            if isinstance(thing, type) and issubclass(thing, Method) and hasattr(thing, "name")
+        }
+    for entry in entry_points(group="fedkin.methods"):
+        found[entry.name] = entry.load()
+    return dict(sorted(found.items()))
+
+
+def method_class(name: str) -> type[Method]:
+    """A method by its name, or from a file of the user's: `path/to/mine.py:MyMethod`."""
+    if ".py" in name:
+        thing = object_from_file(name, Method)
+        if not (isinstance(thing, type) and issubclass(thing, Method)):
+            raise FedkinError(f"{name} is not a method: expected a subclass of fedkin.Method")
+        return thing
+    if name not in registry():
+        raise unknown("method", name, registry())
+    return registry()[name]
+
+
+def make(name: str, settings: Mapping[str, Any] | None = None) -> Method:
+    """A method with hyper-parameters. Text values, as from a command line, are read by their field's type."""
+    cls = method_class(name)
+    hints = get_type_hints(cls)
+    known = [field.name for field in fields(cls)]
+    values: dict[str, Any] = {}
+    for key, value in (settings or {}).items():
+        if key not in known:
+            if not known:
+                raise FedkinError(f"method {name!r} has no hyper-parameters, but {key!r} was given")
+            raise unknown(f"hyper-parameter of {name}", key, known)
+        try:
+            values[key] = TypeAdapter(hints[key]).validate_python(value)
+        except ValidationError as error:
+            raise FedkinError(one_sentence(error, f"{name}'s {key}")) from None
+    return cls(**values)

@@ -1,0 +1,146 @@
+"""What comes out of a run: its history and every client's model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import safetensors.numpy
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from fedkin.config import Config
+from fedkin.errors import FedkinError
+from fedkin.scores import Score
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Round:
+    """What happened in one round."""
+
+    round: int
+    participants: list[int]
+    steps: int
+    """Gradient steps taken by all participants."""
+    train_loss: float | None
+    """Mean over the participants; None if nobody took a step."""
+    bytes_up: int
+    bytes_down: int
+    """Bytes sent by clients and by the server, counted from the messages."""
+    scores: list[Score]
+    """What was judged after this round: the headline first; empty in a round without evaluation."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return {**vars(self), "scores": [score.to_json() for score in self.scores]}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Round:
+        """The inverse of `to_json`."""
+        return Round(**{**value, "scores": [Score.from_json(score) for score in value["scores"]]})
+
+
+@dataclass(frozen=True)
+class Models:
+    """The clients' final models. Clients that share a model share a row."""
+
+    rows: Tensor
+    """[M, D] different models."""
+    row_of: list[int]
+    """[N] client to its row."""
+
+    def __len__(self) -> int:
+        return len(self.row_of)
+
+    def __getitem__(self, client: int) -> Tensor:
+        """The model [D] of one client."""
+        if not 0 <= client < len(self):
+            raise FedkinError(f"there is no client {client}: the run has clients 0 to {len(self) - 1}")
+        return self.rows[self.row_of[client]]
+
+    def to_bytes(self) -> bytes:
+        """As a safetensors file."""
+        return safetensors.numpy.save(
+            {"rows": self.rows.numpy(), "row_of": np.array(self.row_of, dtype=np.int64)}
+        )
+
+    @staticmethod
+    def from_bytes(content: bytes, name: str) -> Models:
+        """The inverse of `to_bytes`."""
+        try:
+            arrays = safetensors.numpy.load(content)
+            return Models(torch.from_numpy(arrays["rows"]), arrays["row_of"].tolist())
+        except (SafetensorError, KeyError) as error:
+            raise FedkinError(f"{name} is damaged: {error}") from None
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run."""
+
+    config: Config
+    method: str
+    history: list[Round]
+    models: Models
+    client_names: tuple[str, ...]
+    seconds: float
+    folder: Path | None = None
+
+    @property
+    def evaluated(self) -> list[Round]:
+        """The rounds that were judged."""
+        return [round for round in self.history if round.scores]
+
+    @property
+    def score(self) -> Score:
+        """The headline: what the method is judged by, after the last round."""
+        return self.evaluated[-1].scores[0]
+
+    @property
+    def accuracy(self) -> float:
+        """The headline accuracy, 0 to 1: the last round, mean over clients."""
+        return self.score.headline
+
+    @property
+    def best(self) -> tuple[int, float]:
+        """The best round and its accuracy. Chosen on the test sets, so not a fair headline."""
+        round = max(self.evaluated, key=lambda r: (r.scores[0].headline, -r.round))
+        return round.round, round.scores[0].headline
+
+    @property
+    def global_score(self) -> Score | None:
+        """The global model after the last round, where the method has one."""
+        return next((s for s in self.evaluated[-1].scores[1:] if s.model == "global"), None)
+
+    def summary(self) -> dict[str, Any]:
+        """Plain values, as `--json` prints them."""
+        best_round, best = self.best
+        return {
+            "method": self.method,
+            "accuracy": self.accuracy,
+            "accuracy_is": self.score.describe(),
+            "accuracy_sample_weighted": self.score.weighted,
+            "best_accuracy": best,
+            "best_round": best_round,
+            "global_accuracy": self.global_score.headline if self.global_score else None,
+            "per_client_accuracy": dict(zip(self.client_names, self.score.clients, strict=True)),
+            "rounds": len(self.history),
+            "seconds": round(self.seconds, 3),
+            "bytes_up": sum(r.bytes_up for r in self.history),
+            "bytes_down": sum(r.bytes_down for r in self.history),
+            "folder": str(self.folder) if self.folder else None,
+            "config": self.config.model_dump(),
+        }
+
+    def plot(self) -> Figure:
+        """Accuracy over rounds and accuracy per client, as a matplotlib figure."""
+        from fedkin.report.figures import compare
+
+        return compare([self])

@@ -1,0 +1,140 @@
+"""A run folder: all that a run was given and all that came out of it.
+
+    config.json          every setting, the versions, a fingerprint of the data
+    metrics.jsonl        one line a round: scores per client, bytes, participants
+    timings.jsonl        one line a round: seconds; apart, because they differ from run to run
+    checkpoints/         where to resume
+    models.safetensors   the final personalised models
+    result.json          the summary that `--json` prints
+
+Metrics are JSON lines: a run that is killed leaves whole lines behind, which a Parquet file
+(unreadable without its footer) would not, and they can be read while the run goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fedkin.config import Config
+from fedkin.errors import FedkinError
+from fedkin.result import Models, Round
+from fedkin.runs import checkpoint
+from fedkin.runs.checkpoint import Checkpoint
+from fedkin.runs.files import append_line, cannot_write, write_whole
+
+CONFIG, METRICS, TIMINGS, MODELS, RESULT = (
+    "config.json",
+    "metrics.jsonl",
+    "timings.jsonl",
+    "models.safetensors",
+    "result.json",
+)
+
+
+def refuse_full(path: Path) -> None:
+    """Nothing is overwritten: a folder to write to must be new or empty."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        hint = f", or go on with the run in it by --resume {path}" if (path / CONFIG).exists() else ""
+        raise FedkinError(f"{path} is not empty: choose another folder{hint}")
+
+
+class RunFolder:
+    """A folder that holds one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @staticmethod
+    def create(path: Path, config: Config, about: Mapping[str, Any]) -> RunFolder:
+        """A new run folder; refused if there is anything in it already."""
+        refuse_full(path)
+        folder = RunFolder(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise cannot_write(path, error) from error
+        versions = {name: version(name) for name in ("fedkin", "torch", "numpy")}
+        versions["python"] = platform.python_version()
+        folder._json(CONFIG, {"config": config.model_dump(), "versions": versions, **about})
+        return folder
+
+    @staticmethod
+    def open(path: Path) -> RunFolder:
+        """An existing run folder."""
+        if not (path / CONFIG).is_file():
+            raise FedkinError(f"{path} is not a run folder: it has no {CONFIG}")
+        return RunFolder(path)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What config.json says beside the settings: versions, data, classes, names of clients."""
+        try:
+            content: dict[str, Any] = json.loads((self.path / CONFIG).read_text())
+        except ValueError:
+            raise FedkinError(f"{self.path / CONFIG} is damaged: it is not valid JSON") from None
+        return content
+
+    @property
+    def config(self) -> Config:
+        """The settings of the run."""
+        return Config.of(self.about["config"])
+
+    def add(self, round: Round, seconds: Mapping[str, float]) -> None:
+        """Write down one round."""
+        append_line(self.path / METRICS, json.dumps(round.to_json()))
+        append_line(self.path / TIMINGS, json.dumps({"round": round.round, **seconds}))
+
+    def history(self) -> list[Round]:
+        """The rounds so far; a last line that was cut short is left out."""
+        return [Round.from_json(line) for line in self._lines(METRICS)]
+
+    def seconds(self) -> float:
+        """Wall time of all rounds so far."""
+        return math.fsum(line["train"] + line["evaluate"] for line in self._lines(TIMINGS))
+
+    def checkpoint(self, point: Checkpoint) -> None:
+        """Make it possible to resume here."""
+        checkpoint.save(self.path / "checkpoints", point)
+
+    def rewind(self) -> tuple[Checkpoint | None, list[str]]:
+        """Go back to the newest whole checkpoint and drop what was written after it."""
+        point, complaints = checkpoint.newest(self.path / "checkpoints")
+        last = point.round if point else 0
+        for name in (METRICS, TIMINGS):
+            lines = [json.dumps(line) for line in self._lines(name) if line["round"] <= last]
+            write_whole(self.path / name, "".join(line + "\n" for line in lines).encode())
+        if point and len(self._lines(METRICS)) != last:
+            raise FedkinError(
+                f"{self.path / METRICS} lacks rounds that its checkpoint counts: it was altered"
+            )
+        return point, complaints
+
+    def finish(self, models: Models, summary: Mapping[str, Any]) -> None:
+        """Write the final models and the summary."""
+        write_whole(self.path / MODELS, models.to_bytes())
+        self._json(RESULT, summary)
+
+    def models(self) -> Models:
+        """The final models of a finished run."""
+        if not (self.path / MODELS).is_file():
+            raise FedkinError(f"{self.path} has no final models yet: finish it with --resume {self.path}")
+        return Models.from_bytes((self.path / MODELS).read_bytes(), str(self.path / MODELS))
+
+    def _json(self, name: str, content: Mapping[str, Any]) -> None:
+        write_whole(self.path / name, (json.dumps(content, indent=1) + "\n").encode())
+
+    def _lines(self, name: str) -> list[dict[str, Any]]:
+        path = self.path / name
+        lines = []
+        for text in path.read_text().splitlines() if path.exists() else ():
+            try:
+                lines.append(json.loads(text))
+            except ValueError:
+                break
+        return lines
