@@ -8,6 +8,7 @@ from fedkin.client import Client
 from fedkin.data.federation import Federation
 from fedkin.errors import FedkinError
 from fedkin.method import Judged, Message, Method, Overview, Replies, State
+from fedkin.result import Result
 
 __version__ = "0.1.0"
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Method",
     "Overview",
     "Replies",
+    "Result",
     "State",
     "compare",
     "resume",

@@ -72,7 +72,7 @@ class Cohort(Client):
         velocity = torch.zeros_like(p) if settings.momentum else None
         total = torch.zeros(len(w), dtype=w.dtype, device=w.device)
         rows, weights = self._schedule(epochs, purpose)
-        active = weights.sum(2) > 0
+        active = (weights.sum(2) > 0).to(w.dtype)
         for s in range(rows.shape[1]):
             x, y = self.samples.inputs(rows[:, s]), self.samples.y[rows[:, s]]
             g, losses = gradients(p, x, y, weights[:, s])
@@ -86,9 +86,9 @@ class Cohort(Client):
             move = g * (lr * active[:, s, None])
             for columns in step:
                 p[:, columns].sub_(move[:, columns])
-            total += torch.where(active[:, s], losses, 0)
+            total += losses * active[:, s]
         taken = active.sum(1)
-        self.step_counts = [a + b for a, b in zip(self.step_counts, taken.tolist(), strict=True)]
+        self.step_counts = [a + b for a, b in zip(self.step_counts, taken.int().tolist(), strict=True)]
         self.losses = (total / taken).tolist()
         for client, loss in zip(self.clients, self.losses, strict=True):
             client.loss_sum = loss

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -194,7 +195,7 @@ def simulate(setup: Setup, folder: RunFolder | None = None, watch: Watch | None 
         if folder:
             point, complaints = folder.rewind()
             for complaint in complaints:
-                print(complaint, flush=True)
+                print(complaint, file=sys.stderr, flush=True)
             if point:
                 simulation.restore(point)
             history, seconds = folder.history(), folder.seconds()

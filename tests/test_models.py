@@ -347,18 +347,18 @@ def test_a_class_in_a_file_travels_to_processes_that_cannot_import_it(
 @pytest.mark.parametrize(
     ("content", "name", "message"),
     [
-        (NET, "net.py:Nett", "net.py has no class 'Nett': models in it are Net"),
-        ("x = 1", "net.py:Net", "net.py has no class 'Net': models in it are none"),
+        (NET, "net.py:Nett", "net.py has no 'Nett': of the right kind it has Net"),
+        ("x = 1", "net.py:Net", "net.py has no 'Net': of the right kind it has nothing"),
         (NET, "net.py:Config", "'Config' is neither an nn.Module nor a function that returns one"),
         ("x = 1", "net.py:x", "'int' is neither an nn.Module nor a function that returns one"),
-        (NET, "net.py", "model 'net.py' names a file but no class: write 'net.py:ClassName'"),
-        (None, "net.py:Net", "model file 'net.py' does not exist"),
+        (NET, "net.py", "net.py names a file but no class in it: write net.py:ClassName"),
+        (None, "net.py:Net", "there is no file net.py"),
         (
             "1 / 0",
             "net.py:Net",
-            "model file 'net.py' cannot be imported: ZeroDivisionError: division by zero",
+            "net.py cannot be imported: ZeroDivisionError: division by zero",
         ),
-        ("exit(3)", "net.py:Net", "model file 'net.py' cannot be imported: SystemExit: 3"),
+        ("exit(3)", "net.py:Net", "net.py cannot be imported: SystemExit: 3"),
     ],
 )
 def test_mistakes_with_files(

@@ -71,8 +71,9 @@ def load(name: str, root: Path | None = None, download: bool = True) -> Dataset:
     sizes = {len(data.x), len(data.y), len(data.is_test), len(data if data.owner is None else data.owner)}
     if len(sizes) != 1 or not 0 <= data.y.min(initial=0) <= data.y.max(initial=0) < len(data.classes):
         raise FedkinError(
-            f"the files of {name!r} in {root} do not fit together: {len(data.x)} samples, {len(data.y)} labels "
-            f"from {data.y.min(initial=0)} to {data.y.max(initial=0)} for {len(data.classes)} classes"
+            f"the files of {name!r} in {root} do not fit together: {len(data.x)} samples, "
+            f"{len(data.y)} labels from {data.y.min(initial=0)} to {data.y.max(initial=0)} for "
+            f"{len(data.classes)} classes"
         )
     return data
 

@@ -561,6 +561,7 @@ def test_the_real_mnist_has_the_published_digit_counts_and_needs_little_memory()
     assert peak < 250e6
 
 
+@pytest.mark.slow
 def test_the_real_digits_domains_have_four_owners() -> None:
     data = catalogue.load("digits-domains", real("digits-domains"), download=False)
     assert data.owner is not None

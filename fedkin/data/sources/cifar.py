@@ -53,12 +53,12 @@ def _read(
     width = label_bytes + 3 * 32 * 32
     rows = []
     for file in files:
-        raw = np.fromfile(need(root, [folder], file), np.uint8)
-        if not raw.size or raw.size % width:
-            raise FedkinError(
-                f"{root / folder / file} has {raw.size} bytes, a multiple of {width} expected: cut short"
-            )
-        rows.append(raw.reshape(-1, width))
+        path = need(root, [folder], file)
+        size = path.stat().st_size
+        if not size or size % width:
+            raise FedkinError(f"{path} has {size} bytes, a multiple of {width} expected: it is cut short")
+        # Mapped, not read: the pixels are then copied only once, into x.
+        rows.append(np.asarray(np.memmap(path, np.uint8, "r")).reshape(-1, width))
     x = np.concatenate([r[:, label_bytes:] for r in rows]).reshape(-1, 3, 32, 32)
     y = np.concatenate([r[:, label_bytes - 1] for r in rows]).astype(np.int64)
     if y.max() >= len(classes):

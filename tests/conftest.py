@@ -1,0 +1,56 @@
+"""Small federations that tests share. Fast tests run first, slow ones last."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fedkin import Federation
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+
+
+def blobs(clients: int = 4, features: int = 6, classes: int = 3, seed: int = 0) -> Federation:
+    """Clients with different numbers of points around class centres; each sees two of three classes."""
+    rng = np.random.default_rng(seed)
+    centres = rng.normal(size=(classes, features)) * 2
+    pairs = []
+    for i in range(clients):
+        n = 20 + 7 * i
+        y = np.resize([i % classes, (i + 1) % classes], n)
+        pairs.append((centres[y] + rng.normal(size=(n, features)), y))
+    return Federation.from_arrays(pairs, name="blobs")
+
+
+def pictures(clients: int = 4, size: int = 16, seed: int = 0) -> Federation:
+    """Tiny uint8 images, bright on the left or on the right, with noise."""
+    rng = np.random.default_rng(seed)
+    pairs = []
+    for i in range(clients):
+        n = 24 + 6 * i
+        y = rng.integers(0, 2, n)
+        y[:2] = (0, 1)
+        x = rng.integers(0, 120, (n, 1, size, size))
+        half = size // 2
+        for k in range(n):
+            x[k, :, :, half * y[k] : half * (y[k] + 1)] += 100
+        pairs.append((x.astype(np.uint8), y))
+    return Federation.from_arrays(pairs, name="pictures")
+
+
+@pytest.fixture(name="blobs")
+def _blobs() -> Federation:
+    return blobs()
+
+
+@pytest.fixture(name="pictures")
+def _pictures() -> Federation:
+    return pictures()

@@ -1,0 +1,294 @@
+"""Same seed, same bits: on every engine, with any number of workers, stopped and resumed."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from conftest import blobs as make_blobs
+
+import fedkin
+from fedkin import Federation, FedkinError
+from fedkin.methods import registry
+from fedkin.runs.folder import METRICS, RunFolder
+
+SETTINGS: dict[str, Any] = {
+    "rounds": 4,
+    "epochs": 1,
+    "batch": 8,
+    "lr": 0.05,
+    "join": 0.5,
+    "checkpoint_every": 2,
+}
+
+
+def same(a: fedkin.Result, b: fedkin.Result) -> bool:
+    return (
+        torch.equal(a.models.rows, b.models.rows)
+        and a.history == b.history
+        and a.models.row_of == b.models.row_of
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", registry())
+@pytest.mark.parametrize("model", ["lenet5-bn", "mlp"])
+def test_every_engine_gives_the_same_bits(name: str, model: str, pictures: Federation) -> None:
+    settings = SETTINGS | {"data": pictures, "model": model}
+    inline = fedkin.run(name, engine="inline", **settings)
+    for workers in (1, 2, 4):
+        assert same(inline, fedkin.run(name, engine="processes", workers=workers, **settings)), workers
+
+
+@pytest.mark.parametrize("name", registry())
+def test_a_resumed_run_ends_as_if_never_stopped(name: str, tmp_path: Path, pictures: Federation) -> None:
+    settings = SETTINGS | {"data": pictures, "model": "lenet5-bn", "engine": "inline"}
+    whole = fedkin.run(name, out=tmp_path / "whole", **settings)
+    for stop in range(1, 5):
+        out = tmp_path / f"stopped-{stop}"
+        with pytest.raises(Stop):
+            fedkin.run(name, out=out, watch=stop_after(stop), **settings)
+        resumed = fedkin.resume(out, data=pictures)
+        assert same(whole, resumed), stop
+        for file in (METRICS, "models.safetensors"):
+            assert (out / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+
+
+class Stop(Exception):
+    pass
+
+
+def stop_after(round: int) -> Any:
+    def watch(happened: Any, _seconds: float) -> None:
+        if happened.round == round:
+            raise Stop
+
+    return watch
+
+
+@pytest.mark.slow
+def test_a_run_killed_at_any_moment_resumes_bit_for_bit(tmp_path: Path) -> None:
+    """SIGKILL from outside at various moments; workers end with it, and the folder is left usable."""
+    command = [
+        sys.executable,
+        "-m",
+        "fedkin",
+        "run",
+        "local-only",
+        "--clients",
+        "6",
+        "--rounds",
+        "40",
+        "--epochs",
+        "2",
+    ]
+    command += ["--engine", "processes", "--workers", "2", "--checkpoint-every", "3", "--vectorize", "off"]
+    subprocess.run([*command, "--out", str(tmp_path / "whole")], check=True, capture_output=True)
+    out = tmp_path / "killed"
+    kills = 0
+    args = [*command, "--out", str(out)]
+    while not (out / "result.json").exists() and kills < 4:
+        process = subprocess.Popen(args, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        wait_for_rounds(out, (kills + 1) * 7, process)
+        workers = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        _, alive = psutil.wait_procs(workers, timeout=20)
+        assert not alive, "workers outlive a killed run"
+        kills += 1
+        args = [sys.executable, "-m", "fedkin", "run", "--resume", str(out)]
+    assert kills >= 3
+    subprocess.run(args, check=True, capture_output=True)
+    for file in (METRICS, "models.safetensors"):
+        assert (out / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+
+
+def wait_for_rounds(out: Path, rounds: int, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        if (out / METRICS).exists() and len((out / METRICS).read_text().splitlines()) >= rounds:
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"the run did not reach round {rounds}")
+
+
+@pytest.mark.parametrize(
+    "damage", ["cut tensors", "alter tensors", "cut json", "alter json", "remove tensors"]
+)
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_used(
+    damage: str, tmp_path: Path, blobs: Federation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = SETTINGS | {"data": blobs, "engine": "inline", "checkpoint_every": 1}
+    whole = fedkin.run("local-only", **settings)
+    with pytest.raises(Stop):
+        fedkin.run("local-only", out=tmp_path / "run", watch=stop_after(3), **settings)
+    tensors = tmp_path / "run/checkpoints/round-000003.safetensors"
+    about = tensors.with_suffix(".json")
+    if damage == "cut tensors":
+        tensors.write_bytes(tensors.read_bytes()[:-100])
+    elif damage == "alter tensors":
+        content = bytearray(tensors.read_bytes())
+        content[-5] ^= 1
+        tensors.write_bytes(bytes(content))
+    elif damage == "cut json":
+        about.write_text(about.read_text()[:50])
+    elif damage == "alter json":
+        about.write_text(about.read_text().replace('"round": 3', '"round": 4'))
+    else:
+        tensors.unlink()
+    resumed = fedkin.resume(tmp_path / "run", data=blobs)
+    assert "round-000003.json is incomplete or was altered: going back" in capsys.readouterr().err
+    assert same(whole, resumed)
+
+
+def test_a_run_without_any_checkpoint_starts_over(tmp_path: Path, blobs: Federation) -> None:
+    settings = SETTINGS | {"data": blobs, "engine": "inline", "checkpoint_every": 100}
+    with pytest.raises(Stop):
+        fedkin.run("fedavg", out=tmp_path / "run", watch=stop_after(3), **settings)
+    assert same(fedkin.run("fedavg", **settings), fedkin.resume(tmp_path / "run", data=blobs))
+
+
+def test_other_data_are_refused_on_resume(tmp_path: Path, blobs: Federation) -> None:
+    settings = SETTINGS | {"engine": "inline"}
+    with pytest.raises(Stop):
+        fedkin.run("fedavg", data=blobs, out=tmp_path / "run", watch=stop_after(3), **settings)
+    with pytest.raises(FedkinError, match="not those that the run"):
+        fedkin.resume(tmp_path / "run", data=make_blobs(seed=1))
+    with pytest.raises(FedkinError, match="pass it to resume"):
+        fedkin.resume(tmp_path / "run")
+    with pytest.raises(FedkinError, match="lr cannot change"):
+        fedkin.resume(tmp_path / "run", data=blobs, lr=0.1)
+
+
+def test_a_different_seed_gives_a_different_result(blobs: Federation) -> None:
+    settings = SETTINGS | {"data": blobs, "engine": "inline"}
+    assert not same(fedkin.run("fedavg", seed=0, **settings), fedkin.run("fedavg", seed=1, **settings))
+
+
+def test_dropout_is_keyed_too(pictures: Federation) -> None:
+    settings = SETTINGS | {"data": pictures, "model": "alexnet", "rounds": 1}
+    torch.manual_seed(1)
+    a = fedkin.run("fedavg", engine="inline", **settings)
+    torch.manual_seed(2)
+    before = torch.get_rng_state()
+    b = fedkin.run("fedavg", engine="inline", **settings)
+    assert same(a, b)
+    assert torch.equal(before, torch.get_rng_state()), "the user's own random numbers are left alone"
+
+
+@pytest.mark.slow
+def test_memory_stays_flat_over_a_long_run(blobs: Federation) -> None:
+    """With partial participation and private state: a thousand rounds need no more than the first hundred."""
+    process = psutil.Process()
+    seen = []
+
+    def watch(happened: Any, _seconds: float) -> None:
+        if happened.round in (200, 1200):
+            gc.collect()
+            seen.append(process.memory_info().rss)
+
+    fedkin.run(
+        "local-only",
+        data=blobs,
+        engine="inline",
+        join=0.3,
+        rounds=1200,
+        epochs=1,
+        batch=64,
+        evaluate_every=10,
+        watch=watch,
+    )
+    assert seen[1] - seen[0] < 8e6, f"{(seen[1] - seen[0]) / 1e6:.1f} MB more"
+
+
+def test_only_models_that_changed_are_evaluated(blobs: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedkin.engine.worker import Worker
+
+    judged: list[list[int]] = []
+    judge = Worker._judge
+    monkeypatch.setattr(
+        Worker, "_judge", lambda self, p, clients: judged.append(list(clients)) or judge(self, p, clients)
+    )
+    result = fedkin.run("local-only", data=blobs, engine="inline", **SETTINGS)
+    per_round = [r.participants for r in result.history]
+    assert sorted(i for c in judged for i in c) == sorted(
+        [0, 1, 2, 3] + [i for r in per_round[1:] for i in r]
+    )
+
+
+def test_a_scores_meaning_is_written_beside_it(tmp_path: Path, blobs: Federation) -> None:
+    result = fedkin.run("fedavg", data=blobs, engine="inline", out=tmp_path / "run", **SETTINGS)
+    own, shared = RunFolder.open(tmp_path / "run").history()[-1].scores
+    assert (own.model, own.moment, own.data) == ("global", "after aggregation", "each client's own test set")
+    assert shared.data == "the union of the clients' test sets"
+    assert result.accuracy == pytest.approx(
+        sum(c / t for c, t in zip(own.correct, own.total, strict=True)) / 4
+    )
+    assert result.global_score.headline == pytest.approx(sum(own.correct) / sum(own.total))
+    assert result.best[1] >= result.accuracy
+    assert result.summary()["accuracy_is"] == (
+        "global model after aggregation, on each client's own test set, mean over clients"
+    )
+    assert list(result.summary()["per_client_accuracy"]) == [f"client-0{i}" for i in range(4)]
+
+
+def test_the_accuracies_are_those_of_the_final_models(pictures: Federation) -> None:
+    """Recomputed from the saved models by hand, image by image."""
+    result = fedkin.run("local-only", data=pictures, model="lenet5", engine="inline", **SETTINGS)
+    data = pictures.data
+    for i, (_, _, test) in enumerate(pictures.owned):
+        module = fedkin.models.build("lenet5", pictures.shape, pictures.classes).eval()
+        torch.nn.utils.vector_to_parameters(result.models[i], module.parameters())
+        right = 0
+        for row in test:
+            x = (torch.tensor(data.x[row]) / 255 - data.mean[0]) / data.std[0]
+            right += int(module(x[None]).argmax()) == data.y[row]
+        assert result.score.correct[i] == right
+
+
+@pytest.mark.slow
+def test_processes_work_from_an_unguarded_script(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import fedkin, torch\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.fc = torch.nn.Linear(64, 10)\n"
+        "    def forward(self, x):\n"
+        "        return self.fc(x.flatten(1))\n"
+        "r = fedkin.run('fedavg', data='digits', model=Net, rounds=2, engine='processes', workers=2)\n"
+        "print('accuracy', r.accuracy)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, env=os.environ, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("accuracy") == 1
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_is_told_in_a_sentence(blobs: Federation, tmp_path: Path) -> None:
+    file = tmp_path / "dying.py"
+    file.write_text(
+        "import os\n"
+        "from dataclasses import dataclass\n"
+        "from fedkin.methods.fedavg import FedAvg\n"
+        "@dataclass(frozen=True)\n"
+        "class Dying(FedAvg):\n"
+        "    name = 'dying'\n"
+        "    vectorizes = False\n"
+        "    def local(self, client, message):\n"
+        "        os._exit(9)\n"
+    )
+    with pytest.raises(FedkinError, match="a worker process died"):
+        fedkin.run(f"{file}:Dying", data=blobs, engine="processes", workers=2, rounds=1)
