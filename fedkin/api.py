@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ from torch import nn
 from fedkin import methods, models, randomness
 from fedkin.config import WHERE, Config
 from fedkin.data.federation import Federation
+from fedkin.engine import shared_workers
 from fedkin.errors import FedkinError, unknown
 from fedkin.method import Method
 from fedkin.result import Result
-from fedkin.runs.folder import RunFolder
+from fedkin.runs.folder import RunFolder, refuse_full
 from fedkin.simulate import Setup, Watch, simulate
 
 Model = str | type[nn.Module] | nn.Module
@@ -175,15 +177,29 @@ def compare(
     names: Sequence[str],
     *,
     seeds: int = 1,
+    set: Mapping[str, Mapping[str, Any]] | None = None,
     out: str | Path | None = None,
-    watch: Watch | None = None,
+    show: Callable[[str, int], AbstractContextManager[Watch]] | None = None,
     **settings: Any,
 ) -> dict[str, list[Result]]:
-    """Run several methods with the same settings, each with seeds 0, 1, ...; results by method."""
+    """Run several methods with the same settings, each with seeds counting up; results by method.
+
+    `set` holds hyper-parameters by method. `show(label, rounds)` makes a watcher for each run.
+    """
     first = settings.pop("seed", 0)
+    if out is not None:
+        refuse_full(Path(out))
+    # Everything is checked before the first long run.
+    setups = [
+        (name, seed, prepare(name, seed=seed, set=(set or {}).get(name, {}), **settings))
+        for name in dict.fromkeys(names)
+        for seed in range(first, first + seeds)
+    ]
     results: dict[str, list[Result]] = {}
-    for name in names:
-        for seed in range(first, first + seeds):
-            folder = Path(out) / f"{Path(name).name.replace(':', '-')}-s{seed}" if out is not None else None
-            results.setdefault(name, []).append(run(name, seed=seed, out=folder, watch=watch, **settings))
+    with shared_workers(settings.get("workers")):
+        for name, seed, setup in setups:
+            path = Path(out) / f"{Path(name).stem}-s{seed}" if out is not None else None
+            folder = RunFolder.create(path, setup.config, describe(setup)) if path else None
+            with show(f"{name} seed {seed}", setup.config.rounds) if show else nullcontext() as watch:
+                results.setdefault(name, []).append(simulate(setup, folder, watch))
     return results

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedkin import randomness
+from fedkin import models, randomness
+from fedkin.config import Training
 from fedkin.errors import FedkinError
 from fedkin.layout import Block, Bound, Layout
-from fedkin.method import Predictor, Training
+from fedkin.method import Predictor
 
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""Class scores [B, K] and labels [B] to a mean loss []."""
 Correction = Callable[[Tensor, Tensor], object]
 """Changes a gradient [P] in place, given the parameters [P] it was taken at."""
 
@@ -48,6 +49,23 @@ class Samples:
             yield x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x, self.y[batch]
 
 
+class Networks:
+    """Networks by name for these samples, each built once on a worker."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int, like: Tensor) -> None:
+        self.shape, self.classes, self.like = shape, classes, like
+        self._bound: dict[str, Bound] = {}
+
+    def __getitem__(self, name: str) -> Bound:
+        if name not in self._bound:
+            self._bound[name] = Bound(self.build(name))
+        return self._bound[name]
+
+    def build(self, name: str) -> nn.Module:
+        """A new network, its weights drawn from torch's global generator."""
+        return models.build(name, self.shape, self.classes).to(self.like)
+
+
 @dataclass
 class Client:
     """One client at work in one round."""
@@ -62,6 +80,9 @@ class Client:
     test: Tensor
     """[m] rows of `samples` to be judged on."""
     bound: Bound
+    """The working module, shared by all clients of a worker."""
+    networks: Networks
+    """Further networks that a method may want beside the model."""
     initial: Tensor
     """[D] the model that everybody starts from; it follows from the seed, so it need not be sent."""
     training: Training
@@ -70,7 +91,8 @@ class Client:
     """What this client remembers from round to round and never sends: tensors, numbers, words."""
     steps: int = 0
     """Gradient steps taken so far in this exchange."""
-    loss_sum: float = 0.0
+    loss_sum: Tensor | float = 0.0
+    """Their losses, added up on the device: reading each of them would make a GPU wait."""
 
     @property
     def n(self) -> int:
@@ -102,14 +124,25 @@ class Client:
         for rows in self.rows(self.training.epochs if epochs is None else epochs, purpose):
             yield self.samples.inputs(rows), self.samples.y[rows]
 
-    def gradient(self, x: Tensor, y: Tensor, loss: Loss = cross_entropy) -> Tensor:
-        """The gradient [P] of the mean loss at `self.bound.w`; valid until the next call."""
-        self.bound.g.zero_()
-        value = loss(self.bound.module(x), y)
+    def gradient(
+        self, x: Tensor, y: Tensor, *, on: Bound | None = None, beside: Predictor | None = None
+    ) -> Tensor:
+        """The gradient [P] of the mean loss at `self.bound.w`; valid until the next call.
+
+        `on` takes it at another network; `beside` adds the scores of a fixed one to the prediction.
+        """
+        bound = on or self.bound
+        bound.g.zero_()
+        scores = bound.module(x)
+        if beside is not None:
+            with torch.no_grad():
+                fixed = beside(x)
+            scores = scores + fixed
+        value = cross_entropy(scores, y)
         value.backward()
         self.steps += 1
-        self.loss_sum += value.item()
-        return self.bound.g
+        self.loss_sum = self.loss_sum + value.detach()
+        return bound.g
 
     def sgd(
         self,
@@ -117,26 +150,35 @@ class Client:
         *,
         epochs: int | None = None,
         lr: float | None = None,
+        repeats: int = 1,
+        most: int | None = None,
         correct: Correction | None = None,
         only: Block | None = None,
+        on: Bound | None = None,
+        beside: Predictor | None = None,
         purpose: str = "batches",
     ) -> Tensor:
         """The model [D] after local epochs of SGD from `start` [D].
 
-        `correct(g, p)` may change each gradient in place before it is used; `only` leaves all other
-        parameters as they are. What is not given comes from the run's settings.
+        `repeats` steps are taken on every batch, and `most` in all; `correct(g, p)` may change each
+        gradient in place before it is used; `only` leaves all other parameters as they are; `on` trains
+        another network; `beside` adds the scores of a fixed one to the prediction. What is not given
+        comes from the run's settings.
         """
-        bound, settings = self.bound, self.training
+        bound, settings = on or self.bound, self.training
         lr = settings.lr if lr is None else lr
-        step = (only or self.layout.parameters) & self.layout.parameters
+        parameters = bound.layout.parameters
+        step = (only or parameters) & parameters
         velocity = torch.zeros_like(bound.g) if settings.momentum else None
         direction = bound.g if velocity is None else velocity
         moves = [(bound.p[columns], direction[columns]) for columns in step]
         bound.load(start)
         bound.module.train()
         with bound.learning(step):
-            for x, y in self.batches(epochs, purpose):
-                g = self.gradient(x, y)
+            batches = self.batches(epochs, purpose)
+            repeated = (batch for batch in batches for _ in range(repeats))
+            for x, y in islice(repeated, most):
+                g = self.gradient(x, y, on=on, beside=beside)
                 if settings.weight_decay:
                     g.add_(bound.p, alpha=settings.weight_decay)
                 if correct:
@@ -150,7 +192,7 @@ class Client:
 
     def check_loss(self, lr: float) -> None:
         """Stop with a sentence when training has diverged."""
-        if not torch.isfinite(torch.tensor(self.loss_sum)):
+        if not math.isfinite(self.loss_sum):
             raise FedkinError(
                 f"the training loss of client {self.id} is not a finite number in round {self.round}: "
                 f"with a learning rate of {lr:g} training diverges, try a smaller one"
@@ -158,8 +200,37 @@ class Client:
 
     def model(self, w: Tensor) -> Predictor:
         """A model [D] as a function from inputs to class scores, in evaluation mode."""
-        self.bound.load(w)
-        return self.bound.module.eval()
+        return self.bound.eval(w)
+
+    @torch.inference_mode()
+    def losses(self, models: Tensor) -> Tensor:
+        """Mean losses [M] of models [M, D] on this client's training samples."""
+        means = []
+        for w in models:
+            predict, total = self.model(w), w.new_zeros(())
+            for x, y in self.samples.test_batches(self.train):
+                total = total + cross_entropy(predict(x), y, reduction="sum")
+            means.append(total / self.n)
+        return torch.stack(means)
+
+    @property
+    def label_counts(self) -> Tensor:
+        """How many training samples there are of each class, [C]."""
+        return torch.bincount(self.samples.y[self.train], minlength=self.classes).to(self.bound.w.dtype)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one sample."""
+        return tuple(self.samples.x.shape[1:])
+
+    def network(self, name: str) -> Bound:
+        """Another network (see `fedkin models`) for this client's samples, to train beside the model."""
+        return self.networks[name]
+
+    def drawn(self, name: str) -> Tensor:
+        """Initial numbers of another network: this client's own draw, the same whenever it is asked for."""
+        with randomness.seeded_globally(self.seed, f"init/{name}", 0, self.id):
+            return self.networks[name].layout.flatten(self.networks.build(name))
 
     def test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Test inputs [B, ...] and labels [B]."""

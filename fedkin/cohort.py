@@ -10,6 +10,7 @@ where it runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,8 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.functional import cross_entropy
 
 from fedkin.client import Client, Correction
-from fedkin.layout import Block
+from fedkin.layout import Block, Bound
+from fedkin.method import Predictor
 
 DENSE = (nn.Linear, nn.Flatten, nn.Identity, nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.LeakyReLU, nn.ELU)
 SIZE = 32
@@ -42,7 +44,7 @@ class Cohort(Client):
         first = clients[0]
         super().__init__(**{**vars(first), "id": -1, "private": {}})
         self.clients = list(clients)
-        self.losses = [float("nan")] * len(clients)
+        self.mean_losses = [float("nan")] * len(clients)
         self.step_counts = [0] * len(clients)
 
     @property
@@ -56,11 +58,17 @@ class Cohort(Client):
         *,
         epochs: int | None = None,
         lr: float | None = None,
+        repeats: int = 1,
+        most: int | None = None,
         correct: Correction | None = None,
         only: Block | None = None,
+        on: Bound | None = None,
+        beside: Predictor | None = None,
         purpose: str = "batches",
     ) -> Tensor:
-        """The models [K, D] after local epochs of SGD from `start` [K, D]."""
+        """The models [K, D] after local epochs of SGD from `start` [K, D]; without `on` and `beside`."""
+        assert on is None
+        assert beside is None
         settings = self.training
         epochs = settings.epochs if epochs is None else epochs
         lr = settings.lr if lr is None else lr
@@ -73,7 +81,7 @@ class Cohort(Client):
         total = torch.zeros(len(w), dtype=w.dtype, device=w.device)
         rows, weights = self._schedule(epochs, purpose)
         active = (weights.sum(2) > 0).to(w.dtype)
-        for s in range(rows.shape[1]):
+        for s in islice((s for s in range(rows.shape[1]) for _ in range(repeats)), most):
             x, y = self.samples.inputs(rows[:, s]), self.samples.y[rows[:, s]]
             g, losses = gradients(p, x, y, weights[:, s])
             if settings.weight_decay:
@@ -87,13 +95,17 @@ class Cohort(Client):
             for columns in step:
                 p[:, columns].sub_(move[:, columns])
             total += losses * active[:, s]
-        taken = active.sum(1)
+        taken = repeats * active.sum(1)
+        self._settle(total, taken if most is None else taken.clamp(max=most), lr)
+        return w
+
+    def _settle(self, total: Tensor, taken: Tensor, lr: float) -> None:
+        """Note each client's loss [K] and steps [K]; stop if one of them has diverged."""
         self.step_counts = [a + b for a, b in zip(self.step_counts, taken.int().tolist(), strict=True)]
-        self.losses = (total / taken).tolist()
-        for client, loss in zip(self.clients, self.losses, strict=True):
+        self.mean_losses = (total / taken).tolist()
+        for client, loss in zip(self.clients, self.mean_losses, strict=True):
             client.loss_sum = loss
             client.check_loss(lr)
-        return w
 
     def _loss(self, p: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         """Mean loss [] of one client's model [P] on its batch, leaving out the padding."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedkin.errors import FedkinError, unknown
-from fedkin.method import Training
 
 WHERE = ("engine", "workers", "device")
 """Settings that say where a run happens. They may change when it is resumed: the result does not."""
@@ -20,10 +19,21 @@ Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 
 
+@dataclass(frozen=True)
+class Training:
+    """How a client takes its local gradient steps, unless the method says otherwise."""
+
+    epochs: int
+    batch: int
+    lr: float
+    momentum: float
+    weight_decay: float
+
+
 class Config(BaseModel):
     """Everything that a run depends on. The text under each setting is its help on the command line."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     method: str = "fedavg"
     """A method (see `fedkin methods`) or file.py:Class."""
@@ -70,7 +80,7 @@ class Config(BaseModel):
     checkpoint_every: Count = 10
     """Rounds between checkpoints."""
 
-    engine: str = "auto"
+    engine: Literal["auto", "inline", "processes"] = "auto"
     """Where local work runs: inline, processes, or auto, which takes processes where they pay."""
     workers: Count | None = None
     """Worker processes; otherwise one a core."""
@@ -99,9 +109,9 @@ class Config(BaseModel):
 def settings_from_toml(path: Path) -> dict[str, Any]:
     """The settings in a TOML file, with the method's hyper-parameters in a table `[set]`."""
     try:
-        values = tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        raise FedkinError(f"there is no file {path}") from None
+        values = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise FedkinError(f"{path} cannot be read: {error.strerror or error}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise FedkinError(f"{path} is not valid TOML: {error}") from None
     Config.of(values)

@@ -13,6 +13,10 @@ class FedkinError(Exception):
     """
 
 
+class Stopped(Exception):
+    """A run was stopped by hand. The message says how to go on with it."""
+
+
 def unknown(kind: str, given: str, known: Iterable[str]) -> FedkinError:
     """The error for a name that does not exist, with the nearest one that does."""
     names = sorted(known)

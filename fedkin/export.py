@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
@@ -23,10 +23,11 @@ from fedkin import models
 from fedkin.api import OBJECT
 from fedkin.errors import FedkinError
 from fedkin.layout import Layout
-from fedkin.runs.files import write_whole
+from fedkin.runs.files import make_folder, write_whole
 from fedkin.runs.folder import RunFolder
 
 KEY = "fedkin"
+ABOUT = {"model", "shape", "pixels", "mean", "std", "classes", "client"}
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Personal:
 
     module: nn.Module
     about: Mapping[str, Any]
-    """model, shape, pixels, mean, std, classes, client."""
+    """What `ABOUT` lists."""
 
     @staticmethod
     def from_run(folder: RunFolder, client: int) -> Personal:
@@ -59,13 +60,18 @@ class Personal:
         """A model that was exported."""
         try:
             with safe_open(path, "pt") as file:
-                about = json.loads((file.metadata() or {})[KEY])
+                about = json.loads((file.metadata() or {}).get(KEY, "null"))
             tensors = {k: torch.from_numpy(v) for k, v in safetensors.numpy.load(path.read_bytes()).items()}
         except FileNotFoundError:
             raise FedkinError(f"there is no file or run folder {path}") from None
-        except (SafetensorError, KeyError, ValueError, OSError) as error:
+        except (SafetensorError, ValueError, OSError) as error:
             raise FedkinError(f"{path} is not a model that fedkin exported: {error}") from None
+        if not isinstance(about, dict) or not about.keys() >= ABOUT:
+            raise FedkinError(f"{path} is not a model that fedkin exported: it does not say what it is")
         module = _module(about)
+        shapes = {name: shape for name, (_, shape) in Layout(module).columns.items()}
+        if {name: tensor.shape for name, tensor in tensors.items()} != shapes:
+            raise FedkinError(f"{path} is damaged: its tensors are not those of a model {about['model']}")
         module.load_state_dict(tensors, strict=False)
         return Personal(module.eval(), about)
 
@@ -73,7 +79,7 @@ class Personal:
         """Write the model and what it takes to use it."""
         layout = Layout(self.module)
         tensors = {k: v.numpy() for k, v in layout.tensors(layout.flatten(self.module)).items()}
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         write_whole(path, safetensors.numpy.save(tensors, metadata={KEY: json.dumps(dict(self.about))}))
 
     def inputs(self, sample: np.ndarray[Any, Any]) -> Tensor:
@@ -99,15 +105,28 @@ class Personal:
             raise FedkinError(f"there is no file {path}")
         shape = tuple(self.about["shape"])
         try:
-            if path.suffix == ".npy":
-                return np.asarray(np.load(path, allow_pickle=False))
-            with Image.open(path) as image:
-                channels, height, width = shape
-                picture = image.convert("L" if channels == 1 else "RGB").resize((width, height))
-                pixels = np.asarray(picture, dtype=np.uint8)
-        except (UnidentifiedImageError, OSError, ValueError) as error:
+            return _array(path) if path.suffix == ".npy" else self._pixels(path)
+        except (OSError, ValueError, EOFError, SyntaxError, Image.DecompressionBombError) as error:
             raise FedkinError(f"{path} cannot be read as a sample of shape {shape}: {error}") from None
-        return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
+
+    def _pixels(self, path: Path) -> np.ndarray[Any, Any]:
+        """An image as [channels, height, width], resized if it has another size."""
+        if not self.about["pixels"]:
+            raise ValueError("the model did not learn from 8-bit images, so a .npy array is expected")
+        channels, height, width = self.about["shape"]
+        with Image.open(path) as image:
+            if image.mode[0] in "IF":
+                raise ValueError(f"it has more than 8 bits a pixel (mode {image.mode})")
+            grey = image.convert("L" if channels == 1 else "RGB")
+            pixels = np.asarray(grey.resize((width, height), Image.Resampling.BILINEAR))
+        return pixels.reshape(height, width, channels).transpose(2, 0, 1)
+
+
+def _array(path: Path) -> np.ndarray[Any, Any]:
+    array = np.asarray(np.load(path, allow_pickle=False))
+    if array.dtype.kind not in "fiub" or not np.isfinite(array).all():
+        raise ValueError("finite numbers expected")
+    return array
 
 
 def _module(about: Mapping[str, Any]) -> nn.Module:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 
 import torch
 from torch import Tensor, nn
@@ -144,6 +144,35 @@ class Layout:
             raise unknown("layer", name, self.layers)
         return self._tensors(name, self._modules[name], recurse=True)
 
+    def stages(self, text: str) -> dict[str, Block]:
+        """Layers grouped into stages, as text says, that cover every column.
+
+        A number S makes the last S - 1 layers stages of their own and all before them the first;
+        `conv1+conv2|fc1|classifier` names the layers of each.
+        """
+        last = self.classifier_name
+        order = [n for n in self.layers if n != last] + [n for n in self.layers if n == last]
+        if text.isdecimal():
+            count = int(text)
+            if not 1 <= count <= len(order):
+                raise FedkinError(f"the model has {len(order)} layers, so it cannot have {text} stages")
+            cut = len(order) - count + 1
+            groups = [order[:cut], *([name] for name in order[cut:])]
+        else:
+            groups = [part.split("+") for part in text.split("|")]
+        stages = {
+            "+".join(group) if len(group) < 3 else f"{group[0]}..{group[-1]}": reduce(
+                Block.__or__, (self.layer(name.strip()) for name in group)
+            )
+            for group in groups
+        }
+        covered = reduce(Block.__or__, stages.values())
+        left = [name for name, block in self.layers.items() if (block - covered).ranges]
+        if left or sum(map(len, stages.values())) != len(covered):
+            problem = f"leave out {', '.join(left)}" if left else "have layers in common"
+            raise FedkinError(f"stages {text!r} {problem}: every layer belongs to one stage")
+        return stages
+
     @property
     def all(self) -> Block:
         """Every column."""
@@ -215,6 +244,11 @@ class Bound:
     def load(self, w: Tensor) -> None:
         """Take over the model `w` [D]."""
         self.w.copy_(w)
+
+    def eval(self, w: Tensor) -> nn.Module:
+        """The module with the model `w` [D], in evaluation mode."""
+        self.load(w)
+        return self.module.eval()
 
     @contextmanager
     def learning(self, block: Block) -> Iterator[None]:

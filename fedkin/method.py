@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
+from fedkin.config import Training
 from fedkin.layout import Layout
 
 if TYPE_CHECKING:
@@ -22,19 +23,10 @@ if TYPE_CHECKING:
 
 Message = dict[str, Any]
 """What travels between server and client: named tensors, numbers and words, nothing else."""
+Mixing = dict[str, Tensor]
+"""Block of columns to a row-stochastic matrix [N, N]: row i says whose models make up client i's."""
 Predictor = Callable[[Tensor], Tensor]
 """Inputs [B, ...] to class scores [B, K]."""
-
-
-@dataclass(frozen=True)
-class Training:
-    """How a client takes its local gradient steps, unless the method says otherwise."""
-
-    epochs: int = 5
-    batch: int = 32
-    lr: float = 0.01
-    momentum: float = 0.0
-    weight_decay: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -78,16 +70,17 @@ class Replies:
         self.clients = list(clients)
         """[K] who replied, in the order of the rows."""
         self.messages = list(messages)
+        self._stacked: dict[str, Tensor] = {}
 
     def __len__(self) -> int:
         return len(self.clients)
 
     def __getitem__(self, name: str) -> Tensor:
-        values = [message[name] for message in self.messages]
-        if isinstance(values[0], Tensor):
-            return torch.stack(values)
-        numbers = torch.tensor(values, dtype=torch.float64)
-        return numbers.to(self._dtype)
+        if name not in self._stacked:
+            values = [message[name] for message in self.messages]
+            tensors = isinstance(values[0], Tensor)
+            self._stacked[name] = torch.stack(values) if tensors else torch.tensor(values, dtype=self._dtype)
+        return self._stacked[name]
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -120,8 +113,8 @@ class Method:
     judged: ClassVar[Judged] = Judged()
     defaults: ClassVar[Mapping[str, Any]] = {}
     """Run settings of the paper that differ from fedkin's own: rounds, join, epochs, batch, lr, ..."""
-    vectorizes: ClassVar[bool] = False
-    """Whether `local` also works on a cohort at once, with rows [K, D] where a client has [D]."""
+    vectorizes: ClassVar[tuple[str, ...]] = ()
+    """Exchanges in which `local` also works on a cohort at once, with rows [K, D] where a client has [D]."""
 
     # The server half.
 
@@ -133,12 +126,15 @@ class Method:
         """The trips to clients that round `state.round` is made of."""
         return (Exchange(),)
 
+    def prepare(self, state: State, exchange: str, clients: Sequence[int]) -> None:
+        """What the server computes for all clients of an exchange at once, before it writes to them."""
+
     def dispatch(self, state: State, client: int, exchange: str) -> Message:
         """What the server sends to a client that takes part."""
         return self.serve(state, client)
 
-    def aggregate(self, state: State, replies: Replies) -> None:
-        """Bring the state up to date with what came back."""
+    def aggregate(self, state: State, replies: Replies) -> Mixing | None:
+        """Bring the state up to date with what came back; returns who was mixed with whom, for the record."""
         raise NotImplementedError
 
     def serve(self, state: State, client: int) -> Message:

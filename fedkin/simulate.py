@@ -71,7 +71,7 @@ class Setup:
     @property
     def vectorized(self) -> bool:
         """Whether the clients of a round train as a cohort."""
-        able = self.method.vectorizes and can_vectorize(self.module)
+        able = bool(self.method.vectorizes) and can_vectorize(self.module)
         if self.config.vectorize == "on" and not able:
             raise FedkinError(
                 f"vectorize=on: {self.method.name} on this model cannot train all clients at once "
@@ -125,6 +125,7 @@ class Simulation:
         down = 0
         for exchange in method.exchanges(state):
             clients = range(self.fed.clients) if exchange.everyone else chosen
+            method.prepare(state, exchange.name, clients)
             messages = {i: method.dispatch(state, i, exchange.name) for i in clients}
             back = self._local(exchange, messages)
             down += sum(map(byte_count, messages.values()))
@@ -150,9 +151,10 @@ class Simulation:
         jobs = [Job(i, message, self.private.get(i, {})) for i, message in messages.items()]
         # The longest first, so that no worker is left alone with a long job at the end.
         jobs.sort(key=lambda job: (-self.train_sizes[job.client], job.client))
-        size = SIZE if self.vectorized else 1
+        vectorize = self.vectorized and exchange.name in self.setup.method.vectorizes
+        size = SIZE if vectorize else 1
         groups = [jobs[k : k + size] for k in range(0, len(jobs), size)]
-        calls = [(self.state.round, exchange.name, group, self.vectorized) for group in groups]
+        calls = [(self.state.round, exchange.name, group, vectorize) for group in groups]
         done = {d.client: d for results in self.engine.map("local", calls) for d in results}
         for i, d in done.items():
             self.trained[i] += 1

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,11 @@ import psutil
 import pytest
 import torch
 from conftest import blobs as make_blobs
+from conftest import pictures as make_pictures
 
 import fedkin
 from fedkin import Federation, FedkinError
+from fedkin.engine import shared_workers
 from fedkin.methods import registry
 from fedkin.runs.folder import METRICS, RunFolder
 
@@ -39,14 +43,23 @@ def same(a: fedkin.Result, b: fedkin.Result) -> bool:
     )
 
 
+@pytest.fixture(scope="module", params=[1, 2, 4])
+def workers(request: pytest.FixtureRequest) -> Iterator[int]:
+    with shared_workers(request.param):
+        yield request.param
+
+
+@cache
+def inline(name: str, model: str) -> fedkin.Result:
+    return fedkin.run(name, engine="inline", data=make_pictures(), model=model, **SETTINGS)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", registry())
 @pytest.mark.parametrize("model", ["lenet5-bn", "mlp"])
-def test_every_engine_gives_the_same_bits(name: str, model: str, pictures: Federation) -> None:
-    settings = SETTINGS | {"data": pictures, "model": model}
-    inline = fedkin.run(name, engine="inline", **settings)
-    for workers in (1, 2, 4):
-        assert same(inline, fedkin.run(name, engine="processes", workers=workers, **settings)), workers
+@pytest.mark.parametrize("name", registry())
+def test_every_engine_gives_the_same_bits(name: str, model: str, workers: int) -> None:
+    settings = SETTINGS | {"data": make_pictures(), "model": model}
+    assert same(inline(name, model), fedkin.run(name, engine="processes", workers=workers, **settings))
 
 
 @pytest.mark.parametrize("name", registry())
@@ -96,9 +109,9 @@ def test_a_run_killed_at_any_moment_resumes_bit_for_bit(tmp_path: Path) -> None:
     out = tmp_path / "killed"
     kills = 0
     args = [*command, "--out", str(out)]
-    while not (out / "result.json").exists() and kills < 4:
+    while not (out / "result.json").exists() and kills < 3:
         process = subprocess.Popen(args, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-        wait_for_rounds(out, (kills + 1) * 7, process)
+        wait_for_rounds(out, (kills + 1) * 8, process)
         workers = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -286,7 +299,7 @@ def test_a_worker_that_dies_is_told_in_a_sentence(blobs: Federation, tmp_path: P
         "@dataclass(frozen=True)\n"
         "class Dying(FedAvg):\n"
         "    name = 'dying'\n"
-        "    vectorizes = False\n"
+        "    vectorizes = ()\n"
         "    def local(self, client, message):\n"
         "        os._exit(9)\n"
     )

@@ -26,9 +26,8 @@ class Reference:
 
     def __init__(self, federation: Federation, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
         data = federation.data
-        self.x = (torch.tensor(data.x, dtype=torch.float64) - torch.tensor(data.mean)) / torch.tensor(
-            data.std
-        )
+        x, mean, std = (torch.tensor(v, dtype=torch.float64) for v in (data.x, data.mean, data.std))
+        self.x = (x - mean) / std
         self.y = torch.tensor(data.y)
         self.train = [torch.tensor(rows) for rows in federation.split.train]
         self.momentum, self.weight_decay = momentum, weight_decay

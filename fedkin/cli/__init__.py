@@ -6,9 +6,10 @@ import sys
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from fedkin.cli import looking, running, using
-from fedkin.errors import FedkinError
+from fedkin.errors import FedkinError, Stopped
 
 app = typer.Typer(
     help="Personalised federated learning among kin: every client gets its own model and learns most "
@@ -19,6 +20,7 @@ app = typer.Typer(
 )
 app.command()(running.run)
 app.command()(running.compare)
+app.command()(running.demo)
 app.command()(looking.methods)
 app.command()(looking.datasets)
 app.command()(looking.models)
@@ -28,17 +30,21 @@ app.command()(using.predict)
 
 
 def main() -> None:
-    """Run a command; a user's mistake is one sentence on stderr and exit code 2."""
+    """Run a command; a mistake, or a disk that fails, is one sentence on stderr and exit code 2."""
     try:
         app()
-    except FedkinError as error:
-        Console(stderr=True, soft_wrap=True).print(
-            f"[bold red]error:[/bold red] {_plain(error)}", highlight=False
-        )
+    except (FedkinError, OSError) as error:
+        _tell(("error:", "bold red"), f" {one_line(error)}")
         sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit("stopped; a run with a folder goes on with: fedkin run --resume FOLDER")
+    except Stopped as stop:
+        _tell(one_line(stop))
+        sys.exit(130)
 
 
-def _plain(error: FedkinError) -> str:
-    return str(error).replace("[", r"\[")
+def _tell(*parts: str | tuple[str, str]) -> None:
+    Console(stderr=True, soft_wrap=True, highlight=False).print(Text.assemble(*parts))
+
+
+def one_line(error: Exception) -> str:
+    """What an error says, with nothing in it that could break the line or the terminal."""
+    return " ".join("".join(c if c.isprintable() else " " for c in str(error)).split())

@@ -9,21 +9,20 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from fedkin import models as zoo
 from fedkin.cli.options import takes
 from fedkin.config import Config
-from fedkin.data import catalogue, chart
-from fedkin.data.federation import Federation
 from fedkin.errors import FedkinError
-from fedkin.methods import registry
 
 Json = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
 
 def methods(as_json: Json = False) -> None:
     """List the methods, what they personalise and their hyper-parameters."""
+    from fedkin.methods import registry
+
     rows = [
         {
             "name": name,
@@ -39,6 +38,8 @@ def methods(as_json: Json = False) -> None:
 
 def datasets(as_json: Json = False) -> None:
     """List the datasets and whether their files are here."""
+    from fedkin.data import catalogue
+
     rows = []
     for name in catalogue.names():
         entry = catalogue.entry(name)
@@ -58,6 +59,8 @@ def datasets(as_json: Json = False) -> None:
 
 def models(as_json: Json = False) -> None:
     """List the networks."""
+    from fedkin import models as zoo
+
     rows = []
     for name in zoo.names():
         card = zoo.describe(name)
@@ -71,6 +74,8 @@ data = typer.Typer(help="Get datasets, and look at how they are split.", no_args
 @data.command()
 def prepare(name: Annotated[str, typer.Argument(help="A dataset.")]) -> None:
     """Download a dataset from its publisher, unless it is here."""
+    from fedkin.data import catalogue
+
     catalogue.prepare(name)
     print(f"{name} is ready in {catalogue.data_root()}")
 
@@ -84,6 +89,12 @@ def show(
     **settings: Any,
 ) -> None:
     """Show how a dataset is split: sizes, and a bubble for each class of each client."""
+    from fedkin.data import chart
+    from fedkin.data.federation import Federation
+    from fedkin.runs.files import CannotWrite
+
+    if to is not None and to.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise FedkinError(f"the chart is drawn to .png, .svg or .pdf, but {to.name} was given")
     federation = Federation.of(Config.of({"data": name, **settings}))
     sizes = [len(train) + len(test) for _, train, test in federation.owned]
     learn = sum(len(rows) for rows in federation.split.train)
@@ -92,9 +103,11 @@ def show(
     print(f"samples a client: {min(sizes)} to {max(sizes)}, mean {sum(sizes) / len(sizes):.1f}")
     print(chart.text_chart(federation.data.y, federation.split, federation.data.classes))
     if to is not None:
-        if to.suffix not in (".png", ".svg", ".pdf"):
-            raise FedkinError(f"the chart is drawn to .png, .svg or .pdf, but {to.name} was given")
-        chart.bubble_chart(federation.data.y, federation.split, federation.data.classes).savefig(to)
+        figure = chart.bubble_chart(federation.data.y, federation.split, federation.data.classes)
+        try:
+            figure.savefig(to)
+        except OSError as error:
+            raise CannotWrite(to, error) from error
         print(f"chart: {to}")
 
 
@@ -105,11 +118,11 @@ def _show(rows: list[dict[str, Any]], as_json: bool, title: str) -> None:
     if as_json:
         print(json.dumps(rows, indent=1))
         return
-    table = Table(title=title, title_justify="left")
+    table = Table(title=escape(title), title_justify="left")
     for name in rows[0]:
         table.add_column(name, no_wrap=name == "name")
     for row in rows:
-        table.add_row(*(_text(value) for value in row.values()))
+        table.add_row(*(escape(_text(value)) for value in row.values()))
     Console().print(table)
 
 

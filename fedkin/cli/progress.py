@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from fedkin.result import Round
-from fedkin.simulate import Watch
+if TYPE_CHECKING:
+    from fedkin.result import Round
+    from fedkin.simulate import Watch
 
 QUIET_SECONDS = 2.0
 """Least time between two plain lines."""
@@ -42,7 +44,7 @@ def shown(label: str, rounds: int) -> Iterator[Watch]:
             text += f"  accuracy {100 * accuracy:.2f} %" if accuracy is not None else ""
             text += f"  {speed:.2f} rounds/s  {clock(left)} left"
             if isinstance(live, Live):
-                live.update(Text(text), refresh=True)
+                live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
             elif elapsed - last_line >= QUIET_SECONDS or happened.round == rounds:
                 last_line = elapsed
                 print(text, file=console.file, flush=True)

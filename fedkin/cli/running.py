@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
-from fedkin import api
 from fedkin.cli.options import Json, Out, free_folder, pairs, takes
 from fedkin.cli.progress import clock, shown
 from fedkin.config import WHERE, settings_from_toml
-from fedkin.errors import FedkinError
-from fedkin.methods import method_class
-from fedkin.report import html
-from fedkin.report.summary import table
-from fedkin.result import Result
-from fedkin.runs.folder import RunFolder, refuse_full
-from fedkin.simulate import Setup, simulate
+from fedkin.errors import FedkinError, Stopped
+
+if TYPE_CHECKING:
+    from fedkin.result import Result
+    from fedkin.simulate import Setup
 
 RUN = ("Federation", "Training", "Where it runs", "Output")
 
@@ -46,6 +47,8 @@ def run(
 
     [dim]fedkin run fedavg --data digits --partition dirichlet:0.1 --clients 20 --rounds 30[/dim]
     """
+    from fedkin import api
+
     if set:
         settings["set"] = pairs(set)
     if resume is not None:
@@ -56,7 +59,8 @@ def run(
         )
     else:
         if method.endswith(".toml"):
-            settings = settings_from_toml(Path(method)) | settings
+            file = settings_from_toml(Path(method))
+            settings = file | settings | {"set": file.get("set", {}) | settings.get("set", {})}
             method = settings.pop("method", "fedavg")
         setup = api.prepare(method, **settings)
         name = f"{Path(method).stem}-{Path(setup.config.data).name}-s{setup.config.seed}"
@@ -67,26 +71,48 @@ def run(
 
 
 def _simulate(setup: Setup, path: Path, label: str) -> Result:
+    from fedkin import api
+    from fedkin.runs.folder import RunFolder
+    from fedkin.simulate import simulate
+
     folder = RunFolder.create(path, setup.config, api.describe(setup))
-    with shown(label, setup.config.rounds) as watch:
+    with _stoppable(path), shown(label, setup.config.rounds) as watch:
         return simulate(setup, folder, watch)
 
 
 def _resume(path: Path, method: str | None, out: Path | None, settings: dict[str, Any]) -> Result:
+    from fedkin import api
+    from fedkin.runs.folder import RunFolder
+
     fixed = [name for name in settings if name not in WHERE]
     if method or out or fixed:
         what = "a method" if method else "--out" if out else "--" + fixed[0].replace("_", "-")
         raise FedkinError(f"--resume takes everything from the run folder, so {what} cannot be given with it")
     config = RunFolder.open(path).config
-    with shown(config.method, config.rounds) as watch:
+    with _stoppable(path), shown(config.method, config.rounds) as watch:
         return api.resume(path, watch=watch, **settings)
+
+
+@contextmanager
+def _stoppable(path: Path) -> Iterator[None]:
+    """Ctrl-C ends the run in a folder, or in a folder below it, with a word on how to go on with it."""
+    from fedkin.runs.folder import CONFIG, RESULT
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        below = [file.parent for file in (path / CONFIG, *path.glob(f"*/{CONFIG}")) if file.exists()]
+        open_runs = [folder for folder in below if not (folder / RESULT).exists()]
+        hint = "".join(f"; go on with: fedkin run --resume {shlex.quote(str(f))}" for f in open_runs[:1])
+        raise Stopped(f"stopped{hint}") from None
 
 
 def _tell(result: Result) -> None:
     console = Console(soft_wrap=True, highlight=False)
     score, (best_round, best) = result.score, result.best
     console.print(
-        f"[bold]{result.method}[/bold] on {result.config.data}: [bold]{100 * result.accuracy:.2f} %[/bold]"
+        f"[bold]{escape(result.method)}[/bold] on {escape(result.config.data)}: "
+        f"[bold]{100 * result.accuracy:.2f} %[/bold]"
     )
     console.print(f"  is the accuracy of the {score.describe()}, round {result.evaluated[-1].round}")
     console.print(f"  by sample {100 * score.weighted:.2f} %, worst client {100 * min(score.clients):.2f} %")
@@ -98,7 +124,7 @@ def _tell(result: Result) -> None:
     )
     sent = sum(r.bytes_up + r.bytes_down for r in result.history) / 1e6
     console.print(f"  {len(result.history)} rounds in {clock(result.seconds)}, {sent:.1f} MB sent")
-    console.print(f"  run folder: {result.folder}")
+    console.print(f"  run folder: {result.folder}", markup=False)
 
 
 @takes(*RUN)
@@ -121,29 +147,52 @@ def compare(
 
     [dim]fedkin compare local-only fedavg fedprox --data digits --seeds 3[/dim]
     """
-    first = settings.pop("seed", 0)
-    hyper = _for_each(methods, pairs(set))
+    from fedkin import api
+
     folder = out or free_folder(f"compare-{Path(settings.get('data', 'digits')).name}")
-    refuse_full(folder)
-    # Everything is checked before the first long run.
-    setups = [
-        (name, s, api.prepare(name, seed=s, set=hyper[name], **settings))
-        for name in dict.fromkeys(methods)
-        for s in range(first, first + seeds)
-    ]
-    results: dict[str, list[Result]] = {}
-    for name, s, setup in setups:
-        result = _simulate(setup, folder / f"{Path(name).stem}-s{s}", f"{name} seed {s}")
-        results.setdefault(name, []).append(result)
-    Console().print(table(results))
-    html.write(results, folder / "report.html")
-    print(f"report: {folder / 'report.html'}")
+    hyper = _for_each(methods, pairs(set))
+    with _stoppable(folder):
+        results = api.compare(methods, seeds=seeds, set=hyper, out=folder, show=shown, **settings)
+    _report(results, folder)
     if as_json:
         print(json.dumps({name: [result.summary() for result in runs] for name, runs in results.items()}))
 
 
+DEMO = ("local-only", "fedavg", "fedprox")
+
+
+def demo(out: Out = None) -> None:
+    """Compare methods on 20 clients with handwritten digits: no download, under two minutes."""
+    from fedkin import api
+
+    folder = out or free_folder("demo")
+    print("20 clients share 1797 handwritten digits, each with its own mix of classes (dirichlet:0.1).")
+    settings: dict[str, Any] = {
+        "data": "digits",
+        "partition": "dirichlet:0.1",
+        "clients": 20,
+        "rounds": 40,
+        "join": 0.5,
+        "lr": 0.05,
+    }
+    with _stoppable(folder):
+        results = api.compare(DEMO, seeds=2, out=folder, show=shown, **settings)
+    _report(results, folder)
+
+
+def _report(results: Mapping[str, Sequence[Result]], folder: Path) -> None:
+    from fedkin.report import html
+    from fedkin.report.summary import table
+
+    Console().print(table(results))
+    html.write(results, folder / "report.html")
+    print(f"report: {folder / 'report.html'}")
+
+
 def _for_each(methods: list[str], given: dict[str, str]) -> dict[str, dict[str, str]]:
     """Hyper-parameters by method."""
+    from fedkin.methods import method_class
+
     hyper: dict[str, dict[str, str]] = {name: {} for name in methods}
     for key, value in given.items():
         owner, dot, own = key.rpartition(".")

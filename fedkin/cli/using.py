@@ -8,13 +8,12 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from fedkin.errors import FedkinError
-from fedkin.export import Personal
-from fedkin.runs.folder import RunFolder
 
-Client = Annotated[int | None, typer.Option(help="Number of the client, from 0.")]
+Client = Annotated[int | None, typer.Option(help="Number of the client of a run, from 0.")]
 
 
 def export(
@@ -23,6 +22,9 @@ def export(
     to: Annotated[Path, typer.Option(help="File to write, such as model.safetensors.")],
 ) -> None:
     """Write one client's model to a file that works without the run."""
+    from fedkin.export import Personal
+    from fedkin.runs.folder import RunFolder
+
     personal = Personal.from_run(RunFolder.open(run), client)
     if to.exists():
         raise FedkinError(f"{to} is there already: choose another name")
@@ -37,17 +39,23 @@ def predict(
     as_json: Annotated[bool, typer.Option("--json", help="Probabilities as one line of JSON.")] = False,
 ) -> None:
     """Classify a sample with one client's model."""
+    from fedkin.export import Personal
+    from fedkin.runs.folder import RunFolder
+
     if run.is_dir():
         if client is None:
             raise FedkinError("whose model? A run has one per client: give --client")
         personal = Personal.from_run(RunFolder.open(run), client)
+    elif client is not None:
+        raise FedkinError(f"--client chooses from a run folder, but {run} is not one")
     else:
         personal = Personal.from_file(run)
     chances = personal.predict(personal.read(sample))
     if as_json:
         print(json.dumps(chances))
         return
-    table = Table("class", "probability", title=f"{sample.name} by the model of {personal.about['client']}")
+    title = f"{sample.name} by the model of {personal.about['client']}"
+    table = Table("class", "probability", title=escape(title))
     for name, chance in list(chances.items())[:5]:
-        table.add_row(name, f"{100 * chance:.1f} %")
+        table.add_row(escape(name), f"{100 * chance:.1f} %")
     Console().print(table)

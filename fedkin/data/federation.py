@@ -16,6 +16,7 @@ from fedkin.config import Config
 from fedkin.data import catalogue, partition
 from fedkin.data.dataset import Dataset, Indices, Split
 from fedkin.data.folder import read_folder
+from fedkin.data.sources.pixels import statistics
 from fedkin.errors import FedkinError
 
 Pair = tuple[npt.ArrayLike, npt.ArrayLike]
@@ -65,17 +66,23 @@ class Federation:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Differs when any sample, label or owner differs; a resumed run compares it."""
+        """Differs when any sample, its label, owner or scale differs; a resumed run compares it."""
         digest = hashlib.blake2b(digest_size=8)
-        for array in (self.data.x, self.data.y, *self.split.train, *self.split.test):
+        arrays = (self.data.x, self.data.y, *self.split.train, *self.split.test)
+        shapes = [(array.shape, array.dtype.name) for array in arrays]
+        digest.update(repr((shapes, self.data.mean, self.data.std)).encode())
+        for array in arrays:
             digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
 
     @classmethod
     def of(cls, config: Config) -> Federation:
         """What a run's settings ask for: a dataset split by a rule, or a folder of the user's own."""
-        if Path(config.data).is_dir():
+        known = config.data in catalogue.names()
+        if config.data and not known and Path(config.data).is_dir():
             return cls.from_folder(config.data, test_ratio=config.test_ratio or 0.2, seed=config.seed)
+        if not known and "/" in config.data:
+            raise FedkinError(f"there is no folder {config.data}")
         data = _load(config.data, catalogue.data_root())
         split = partition.split(
             data, config.partition, config.clients, config.seed, config.test_ratio, config.pool
@@ -99,7 +106,7 @@ class Federation:
         Labels may be anything that sorts. `test` gives each client's test samples in the same form;
         without it a stratified `test_ratio` of every client is kept for testing. uint8 samples are
         taken as images in 0..255; `mean` and `std` (per channel, on the 0-1 scale for images)
-        default to those of the data.
+        default to those of the samples to learn from.
         """
         pairs = _by_name(clients)
         parts = [(owner, x, y, False) for owner, (x, y) in pairs.items()]
@@ -138,33 +145,52 @@ def _gather(name: str, parts: list[tuple[str, Any, Any, bool]], mean: Any, std: 
     """One dataset out of everybody's arrays."""
     if not parts:
         raise FedkinError("a federation needs at least one client, but none was given")
-    xs, ys = [], []
-    for owner, x, y, _ in parts:
-        xs.append(np.asarray(x))
-        ys.append(np.asarray(y))
-        if len(xs[-1]) != len(ys[-1]):
-            raise FedkinError(f"{owner} has {len(xs[-1])} samples but {len(ys[-1])} labels")
-        if xs[-1].shape[1:] != xs[0].shape[1:]:
-            raise FedkinError(
-                f"{owner} has samples of shape {xs[-1].shape[1:]}, but {parts[0][0]} has {xs[0].shape[1:]}"
-            )
+    xs = [np.asarray(x) for _, x, _, _ in parts]
+    ys = [np.asarray(y) for _, _, y, _ in parts]
+    for (owner, *_), x, y in zip(parts, xs, ys, strict=True):
+        _check_pair(owner, x, y)
+        ours, theirs = (f"{'bytes' if a.dtype == np.uint8 else 'numbers'} {a.shape[1:]}" for a in (xs[0], x))
+        if ours != theirs:
+            raise FedkinError(f"{owner} has samples of {theirs}, but {parts[0][0]} of {ours}")
     x = np.concatenate(xs)
-    if x.dtype != np.uint8:
-        x = x.astype(np.float32)
     labels, y = np.unique(np.concatenate(ys), return_inverse=True)
     owners = tuple(dict.fromkeys(owner for owner, *_ in parts))
-    scaled = x / np.float32(255) if x.dtype == np.uint8 else x
-    over = (0, *range(2, x.ndim))
+    lengths = [len(each) for each in xs]
+    is_test = np.repeat([held_out for *_, held_out in parts], lengths)
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is told by the federation
+        x = x if x.dtype == np.uint8 else x.astype(np.float32)
+        measured = statistics(x[~is_test])
     return Dataset(
         name=name,
         x=x,
         y=y.astype(np.int64),
         classes=tuple(str(label) for label in labels),
-        mean=tuple(np.ravel(scaled.mean(over) if mean is None else mean).tolist()),
-        std=tuple(np.ravel(scaled.std(over) + 1e-7 if std is None else std).tolist()),
-        is_test=np.concatenate([np.full(len(x), held) for x, (_, _, _, held) in zip(xs, parts, strict=True)]),
-        owner=np.concatenate(
-            [np.full(len(x), owners.index(owner)) for x, (owner, *_) in zip(xs, parts, strict=True)]
-        ).astype(np.int64),
+        mean=measured[0] if mean is None else _scale("mean", mean, x.shape[1]),
+        std=measured[1] if std is None else _scale("std", std, x.shape[1]),
+        is_test=is_test,
+        owner=np.repeat([owners.index(owner) for owner, *_ in parts], lengths).astype(np.int64),
         owners=owners,
     )
+
+
+def _check_pair(owner: str, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> None:
+    """Samples and labels of one client that fit together."""
+    if x.ndim < 2 or x.dtype.kind not in "fiub" or 0 in x.shape[1:]:
+        raise FedkinError(f"{owner} has samples {x.shape} of type {x.dtype}: numbers [n, ...] expected")
+    if y.ndim != 1 or len(x) != len(y):
+        raise FedkinError(
+            f"{owner} has {len(x)} samples, but labels of shape {y.shape}: ({len(x)},) expected"
+        )
+    if not len(x):
+        raise FedkinError(f"{owner} has no samples: every client needs at least two")
+    if y.dtype.kind == "f" and not np.isfinite(y).all():
+        raise FedkinError(f"{owner} has labels that are NaN or infinite")
+
+
+def _scale(what: str, given: Any, channels: int) -> tuple[float, ...]:
+    """A mean or deviation for all channels, or one for each."""
+    values = np.ravel(given).astype(np.float64)
+    least = 0 if what == "std" else -np.inf
+    if len(values) not in (1, channels) or not np.isfinite(values).all() or not (values > least).all():
+        raise FedkinError(f"{what} takes one number or {channels}, and no std of 0, but {given} was given")
+    return tuple(values.tolist())

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from fedkin.engine.inline import Inline
-from fedkin.engine.processes import Processes
+from fedkin.engine.processes import Processes, shared_pool
 from fedkin.engine.worker import Site
 from fedkin.errors import FedkinError, unknown
 
@@ -28,6 +29,11 @@ NAMES = ("inline", "processes")
 def default_workers() -> int:
     """The number of cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def shared_workers(workers: int | None = None) -> AbstractContextManager[None]:
+    """Inside, runs on processes share their workers instead of starting new ones."""
+    return shared_pool(workers or default_workers())
 
 
 def open_engine(name: str, site: Site, workers: int | None = None) -> Engine:

@@ -19,6 +19,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -31,34 +32,65 @@ from fedkin.engine import wire
 from fedkin.engine.worker import Site, Worker
 from fedkin.errors import FedkinError
 
-_worker: Worker
 
+class Pool:
+    """Worker processes, and a private folder through which they are told what to work on."""
 
-class Processes:
-    """A pool of workers; each call goes to whichever is free."""
-
-    def __init__(self, site: Site, workers: int) -> None:
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
         self.folder = Path(tempfile.mkdtemp(prefix="fedkin-"))
-        try:
-            np.save(self.folder / "x.npy", site.x)
-            without_samples = cloudpickle.dumps(replace(site, x=site.x[:0]))
-        except BaseException:
-            shutil.rmtree(self.folder, ignore_errors=True)
-            raise
-        self.pool = ProcessPoolExecutor(
+        self.executor = ProcessPoolExecutor(
             workers,
             mp_context=multiprocessing.get_context("spawn"),
             initializer=_begin,
-            initargs=(without_samples, str(self.folder)),
+            initargs=(str(self.folder),),
         )
-        # Start all of them now, so that no round's time contains it.
-        self.map("ready", [()] * workers)
+
+    def close(self) -> None:
+        """End the processes and remove the folder."""
+        self.executor.shutdown(wait=True, cancel_futures=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+_shared: Pool | None = None
+
+
+@contextmanager
+def shared_pool(workers: int) -> Iterator[None]:
+    """Inside, runs with this many workers share one pool: starting it takes seconds."""
+    global _shared
+    before, _shared = _shared, Pool(workers)
+    try:
+        yield
+    finally:
+        _shared.close()
+        _shared = before
+
+
+class Processes:
+    """Runs a site on a pool of workers; each call goes to whichever is free."""
+
+    def __init__(self, site: Site, workers: int) -> None:
+        self.own = _shared is None or _shared.workers != workers
+        self.pool = Pool(workers) if self.own or _shared is None else _shared
+        try:
+            self.folder = Path(tempfile.mkdtemp(dir=self.pool.folder))
+            np.save(self.folder / "x.npy", site.x)
+            (self.folder / "site").write_bytes(cloudpickle.dumps(replace(site, x=site.x[:0])))
+            # Start all workers now, so that no round's time contains it.
+            self.map("ready", [()] * workers)
+        except BaseException:
+            self.close()
+            raise
 
     def map(self, function: str, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
         """The results of `worker.function(*call)` for each call, in the order of the calls."""
         try:
             with _main_hidden():
-                futures = [self.pool.submit(_call, function, wire.pack(call)) for call in calls]
+                futures = [
+                    self.pool.executor.submit(_call, str(self.folder), function, wire.pack(call))
+                    for call in calls
+                ]
             return [wire.unpack(future.result()) for future in futures]
         except BrokenProcessPool:
             raise FedkinError(
@@ -67,9 +99,11 @@ class Processes:
             ) from None
 
     def close(self) -> None:
-        """End the processes and remove the shared samples."""
-        self.pool.shutdown(wait=True, cancel_futures=True)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """End what was started for this site."""
+        if self.own:
+            self.pool.close()
+        else:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 @contextmanager
@@ -85,13 +119,10 @@ def _main_hidden() -> Iterator[None]:
         vars(main).update(hidden)
 
 
-def _begin(site: bytes, folder: str) -> None:
-    global _worker
+def _begin(folder: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
     torch.set_num_threads(1)
-    samples = np.load(Path(folder) / "x.npy", mmap_mode="c", allow_pickle=False)
-    _worker = Worker(replace(cloudpickle.loads(site), x=samples))
 
 
 def _end_with_parent(folder: str) -> None:
@@ -103,5 +134,11 @@ def _end_with_parent(folder: str) -> None:
     os._exit(1)
 
 
-def _call(function: str, call: Any) -> Any:
-    return wire.pack(getattr(_worker, function)(*wire.unpack(call)))
+@lru_cache(maxsize=1)
+def _worker(folder: str) -> Worker:
+    samples = np.load(Path(folder) / "x.npy", mmap_mode="c", allow_pickle=False)
+    return Worker(replace(cloudpickle.loads((Path(folder) / "site").read_bytes()), x=samples))
+
+
+def _call(folder: str, function: str, call: Any) -> Any:
+    return wire.pack(getattr(_worker(folder), function)(*wire.unpack(call)))

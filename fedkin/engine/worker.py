@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from fedkin import randomness
-from fedkin.client import Client, Samples
+from fedkin.client import Client, Networks, Samples
 from fedkin.cohort import Cohort
+from fedkin.config import Training
 from fedkin.data.dataset import Indices
 from fedkin.layout import Bound
-from fedkin.method import Message, Method, Predictor, Training
+from fedkin.method import Message, Method, Predictor
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ class Worker:
         self.bound = Bound(copy.deepcopy(site.module).to(self.device), site.classifier)
         self.initial = self.bound.w.clone()
         self.samples = self._samples()
+        self.networks = Networks(site.x.shape[1:], site.classes, self.bound.w)
         self.train = [torch.from_numpy(rows).to(self.device) for rows in site.train]
         self.test = [torch.from_numpy(rows).to(self.device) for rows in site.test]
 
@@ -110,6 +112,7 @@ class Worker:
             train=self.train[job.client],
             test=self.test[job.client],
             bound=self.bound,
+            networks=self.networks,
             initial=self.initial,
             training=self.site.training,
             classes=self.site.classes,
@@ -125,7 +128,7 @@ class Worker:
             client = self.client(job, round, exchange)
             with randomness.seeded_globally(self.site.seed, f"{exchange}/layers", round, job.client):
                 reply = self.site.method.local(client, self._here(job.message))
-            loss = client.loss_sum / client.steps if client.steps else float("nan")
+            loss = float(client.loss_sum) / client.steps if client.steps else float("nan")
             done.append(Done(job.client, _out(reply), _out(client.private), loss, client.steps))
         return done
 
@@ -139,7 +142,9 @@ class Worker:
         reply = self.site.method.local(cohort, stacked)
         return [
             Done(job.client, {name: _row(v, k) for name, v in reply.items()}, job.private, loss, steps)
-            for k, (job, loss, steps) in enumerate(zip(jobs, cohort.losses, cohort.step_counts, strict=True))
+            for k, (job, loss, steps) in enumerate(
+                zip(jobs, cohort.mean_losses, cohort.step_counts, strict=True)
+            )
         ]
 
     def score(self, jobs: Sequence[Job]) -> list[Scored]:
@@ -159,8 +164,7 @@ class Worker:
         """Each model [D] on the test samples of the clients that it comes with."""
         results = []
         for w, clients in pairs:
-            self.bound.load(w)
-            results.append(self._judge(self.bound.module.eval(), clients))
+            results.append(self._judge(self.bound.eval(w), clients))
         return results
 
     @torch.inference_mode()

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedkin.client import Client
-from fedkin.method import Judged, Message, Method, Replies, State
-from fedkin.mixing import weighted_mean
+from fedkin.method import Judged, Message, Method, Mixing, Replies, State
+from fedkin.mixing import same_for_all, weighted_mean
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,13 @@ class FedAvg(Method):
     paper: ClassVar[str] = "McMahan et al., Communication-Efficient Learning of Deep Networks, AISTATS 2017"
     personal: ClassVar[str] = "nothing"
     judged: ClassVar[Judged] = Judged(model="global")
-    vectorizes: ClassVar[bool] = True
+    vectorizes: ClassVar[tuple[str, ...]] = ("train",)
 
     def local(self, client: Client, message: Message) -> Message:
         """Local epochs of SGD from the global model."""
         return {"w": client.sgd(message["w"]), "n": client.n}
 
-    def aggregate(self, state: State, replies: Replies) -> None:
+    def aggregate(self, state: State, replies: Replies) -> Mixing:
         """The sample-weighted mean."""
         state["w"] = weighted_mean(replies)
+        return same_for_all(replies, state.fed.clients)

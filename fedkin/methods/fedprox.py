@@ -14,8 +14,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedkin.client import Client
-from fedkin.method import Judged, Message, Method, Replies, State
-from fedkin.mixing import weighted_mean
+from fedkin.method import Judged, Message, Method, Mixing, Replies, State
+from fedkin.mixing import same_for_all, weighted_mean
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class FedProx(Method):
     paper: ClassVar[str] = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
     personal: ClassVar[str] = "nothing"
     judged: ClassVar[Judged] = Judged(model="global")
-    vectorizes: ClassVar[bool] = True
+    vectorizes: ClassVar[tuple[str, ...]] = ("train",)
 
     mu: float = 1.0
 
@@ -39,6 +39,7 @@ class FedProx(Method):
 
         return {"w": client.sgd(message["w"], correct=pull), "n": client.n}
 
-    def aggregate(self, state: State, replies: Replies) -> None:
+    def aggregate(self, state: State, replies: Replies) -> Mixing:
         """The sample-weighted mean, as in FedAvg."""
         state["w"] = weighted_mean(replies)
+        return same_for_all(replies, state.fed.clients)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from html import escape
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from plotly.offline import get_plotlyjs
 
 from fedkin.report.summary import lines
 from fedkin.result import Result
-from fedkin.runs.files import write_whole
+from fedkin.runs.files import make_folder, write_whole
 
 COLOURS = qualitative.D3
 
@@ -35,7 +36,7 @@ def write(results: Mapping[str, Sequence[Result]], path: Path) -> None:
         plotly=get_plotlyjs(),
         data=next(iter(results.values()))[0].config.data,
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     write_whole(path, page.encode())
 
 
@@ -52,8 +53,9 @@ def _curves(results: Mapping[str, Sequence[Result]]) -> go.Figure:
         colour = COLOURS[k % len(COLOURS)]
         at = [r.round for r in runs[0].evaluated]
         curves = 100 * np.array([[r.scores[0].headline for r in run.evaluated] for run in runs])
-        middle, spread = curves.mean(0), curves.std(0)
+        middle = curves.mean(0)
         if len(runs) > 1:
+            spread = curves.std(0, ddof=1)
             figure.add_scatter(
                 x=[*at, *at[::-1]],
                 y=[*(middle + spread), *(middle - spread)[::-1]],
@@ -65,7 +67,7 @@ def _curves(results: Mapping[str, Sequence[Result]]) -> go.Figure:
                 showlegend=False,
                 legendgroup=method,
             )
-        figure.add_scatter(x=at, y=middle, name=method, line={"color": colour}, legendgroup=method)
+        figure.add_scatter(x=at, y=middle, name=escape(method), line={"color": colour}, legendgroup=method)
     return figure.update_layout(xaxis_title="round", yaxis_title="accuracy (%), mean over clients")
 
 
@@ -75,10 +77,12 @@ def _clients(results: Mapping[str, Sequence[Result]]) -> go.Figure:
     for k, (method, runs) in enumerate(results.items()):
         run = runs[0]
         figure.add_scatter(
-            x=list(run.client_names),
+            x=[escape(name) for name in run.client_names],
             y=[100 * a for a in run.score.clients],
-            name=method,
+            name=escape(method),
             mode="markers",
             marker={"color": COLOURS[k % len(COLOURS)], "size": 9},
         )
-    return figure.update_layout(xaxis_title="client", yaxis_title="accuracy (%) on its own test set")
+    # Names are names, even if they look like numbers or dates.
+    figure.update_xaxes(title="client", type="category")
+    return figure.update_layout(yaxis_title="accuracy (%) on its own test set")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
+from rich.markup import escape
 from rich.table import Table
 
 from fedkin.result import Result
@@ -68,26 +69,28 @@ def _worst(result: Result) -> float:
 
 
 def table(results: Mapping[str, Sequence[Result]]) -> Table:
-    """The comparison for a terminal, the best accuracy in bold."""
+    """The comparison for a terminal of 80 columns, the best accuracy in bold."""
     made = Table(
         title="Accuracy in %, last round, mean over clients",
-        caption="worst tenth: mean of the 10 % of clients with the lowest accuracy; "
-        "best round: chosen on the test sets, not a fair headline",
+        caption="sample: every test sample counts once; worst: mean of the 10 % of clients with the lowest "
+        "accuracy; global: the global model on all test sets; best: the best round, chosen on the test sets "
+        "and so not a fair headline",
         title_justify="left",
         caption_justify="left",
     )
     made.add_column("method", no_wrap=True)
-    for name in ("accuracy", "by sample", "worst tenth", "global model", "best round", "MB sent", "seconds"):
-        made.add_column(name, justify="right")
+    made.add_column("accuracy", justify="right", no_wrap=True)
+    for name in ("sample", "worst", "global", "best", "MB sent", "time"):
+        made.add_column(name, justify="right", no_wrap=True)
     for line in lines(results):
         made.add_row(
-            line.method,
+            escape(line.method),
             f"[bold]{line.accuracy}[/bold]" if line.is_best else line.accuracy,
             f"{line.weighted:.2f}",
             f"{line.worst:.2f}",
             "–" if line.global_model is None else f"{line.global_model:.2f}",
             f"{line.best_round:.2f}",
             f"{line.megabytes:.1f}",
-            f"{line.seconds:.1f}",
+            f"{line.seconds:.1f}s",
         )
     return made

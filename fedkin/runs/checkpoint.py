@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedkin.errors import FedkinError
-from fedkin.runs.files import write_whole
+from fedkin.runs.files import make_folder, write_whole
 
 KEEP = 2
 Values = dict[str, Any]
@@ -37,7 +37,7 @@ class Checkpoint:
 
 def save(folder: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint and remove those before the last `KEEP`."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     tensors: dict[str, Tensor] = {}
     others: dict[str, Any] = {}
     groups = {"state": checkpoint.state, **{f"private/{i}": v for i, v in checkpoint.private.items()}}

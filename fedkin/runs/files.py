@@ -3,9 +3,25 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from fedkin.errors import FedkinError
+
+
+class CannotWrite(FedkinError):
+    """A full disk, a read-only folder and the like."""
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        super().__init__(f"cannot write {path}: {error.strerror or error}")
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, unless it is there."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CannotWrite(path, error) from error
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -18,8 +34,9 @@ def write_whole(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         part.replace(path)
     except OSError as error:
-        part.unlink(missing_ok=True)
-        raise cannot_write(path, error) from error
+        with suppress(OSError):
+            part.unlink()
+        raise CannotWrite(path, error) from error
 
 
 def append_line(path: Path, line: str) -> None:
@@ -28,12 +45,4 @@ def append_line(path: Path, line: str) -> None:
         with path.open("a") as file:
             file.write(line + "\n")
     except OSError as error:
-        raise cannot_write(path, error) from error
-
-
-def cannot_write(path: Path, error: OSError) -> FedkinError:
-    """The sentence for a full disk, a read-only folder and the like."""
-    return FedkinError(
-        f"cannot write {path}: {error.strerror or error}; what was written before is whole, and once there "
-        f"is room the run goes on with: fedkin run --resume {path.parent}"
-    )
+        raise CannotWrite(path, error) from error

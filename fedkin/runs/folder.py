@@ -16,7 +16,10 @@ from __future__ import annotations
 import json
 import math
 import platform
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -26,7 +29,7 @@ from fedkin.errors import FedkinError
 from fedkin.result import Models, Round
 from fedkin.runs import checkpoint
 from fedkin.runs.checkpoint import Checkpoint
-from fedkin.runs.files import append_line, cannot_write, write_whole
+from fedkin.runs.files import CannotWrite, append_line, make_folder, write_whole
 
 CONFIG, METRICS, TIMINGS, MODELS, RESULT = (
     "config.json",
@@ -35,6 +38,9 @@ CONFIG, METRICS, TIMINGS, MODELS, RESULT = (
     "models.safetensors",
     "result.json",
 )
+ABOUT = {"config", "data_fingerprint", "shape", "pixels", "mean", "std", "classes", "clients"}
+LINES = {METRICS: {field.name for field in fields(Round)}, TIMINGS: {"round", "train", "evaluate"}}
+"""What must be in config.json, and in a line of the others."""
 
 
 def refuse_full(path: Path) -> None:
@@ -55,10 +61,7 @@ class RunFolder:
         """A new run folder; refused if there is anything in it already."""
         refuse_full(path)
         folder = RunFolder(path)
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise cannot_write(path, error) from error
+        make_folder(path)
         versions = {name: version(name) for name in ("fedkin", "torch", "numpy")}
         versions["python"] = platform.python_version()
         folder._json(CONFIG, {"config": config.model_dump(), "versions": versions, **about})
@@ -78,17 +81,24 @@ class RunFolder:
             content: dict[str, Any] = json.loads((self.path / CONFIG).read_text())
         except ValueError:
             raise FedkinError(f"{self.path / CONFIG} is damaged: it is not valid JSON") from None
+        if not isinstance(content, dict) or not content.keys() >= ABOUT:
+            raise FedkinError(f"{self.path / CONFIG} is damaged: it needs {', '.join(sorted(ABOUT))}")
         return content
 
     @property
     def config(self) -> Config:
         """The settings of the run."""
-        return Config.of(self.about["config"])
+        values = self.about["config"]
+        try:
+            return Config.of(dict(values))
+        except (FedkinError, TypeError, ValueError) as error:
+            raise FedkinError(f"{self.path / CONFIG} is damaged: {error}") from None
 
     def add(self, round: Round, seconds: Mapping[str, float]) -> None:
         """Write down one round."""
-        append_line(self.path / METRICS, json.dumps(round.to_json()))
-        append_line(self.path / TIMINGS, json.dumps({"round": round.round, **seconds}))
+        with self._resumable():
+            append_line(self.path / METRICS, json.dumps(round.to_json()))
+            append_line(self.path / TIMINGS, json.dumps({"round": round.round, **seconds}))
 
     def history(self) -> list[Round]:
         """The rounds so far; a last line that was cut short is left out."""
@@ -100,25 +110,28 @@ class RunFolder:
 
     def checkpoint(self, point: Checkpoint) -> None:
         """Make it possible to resume here."""
-        checkpoint.save(self.path / "checkpoints", point)
+        with self._resumable():
+            checkpoint.save(self.path / "checkpoints", point)
 
     def rewind(self) -> tuple[Checkpoint | None, list[str]]:
         """Go back to the newest whole checkpoint and drop what was written after it."""
         point, complaints = checkpoint.newest(self.path / "checkpoints")
         last = point.round if point else 0
-        for name in (METRICS, TIMINGS):
-            lines = [json.dumps(line) for line in self._lines(name) if line["round"] <= last]
-            write_whole(self.path / name, "".join(line + "\n" for line in lines).encode())
-        if point and len(self._lines(METRICS)) != last:
+        kept = {name: [line for line in self._lines(name) if line["round"] <= last] for name in LINES}
+        if len(kept[METRICS]) != last:
             raise FedkinError(
                 f"{self.path / METRICS} lacks rounds that its checkpoint counts: it was altered"
             )
+        with self._resumable():
+            for name, lines in kept.items():
+                write_whole(self.path / name, "".join(json.dumps(line) + "\n" for line in lines).encode())
         return point, complaints
 
     def finish(self, models: Models, summary: Mapping[str, Any]) -> None:
         """Write the final models and the summary."""
-        write_whole(self.path / MODELS, models.to_bytes())
-        self._json(RESULT, summary)
+        with self._resumable():
+            write_whole(self.path / MODELS, models.to_bytes())
+            self._json(RESULT, summary)
 
     def models(self) -> Models:
         """The final models of a finished run."""
@@ -134,7 +147,21 @@ class RunFolder:
         lines = []
         for text in path.read_text().splitlines() if path.exists() else ():
             try:
-                lines.append(json.loads(text))
+                line = json.loads(text)
             except ValueError:
                 break
+            if not isinstance(line, dict) or line.keys() != LINES[name] or type(line["round"]) is not int:
+                break
+            lines.append(line)
         return lines
+
+    @contextmanager
+    def _resumable(self) -> Iterator[None]:
+        """Where writing fails, say how to go on once it is possible again."""
+        try:
+            yield
+        except CannotWrite as error:
+            raise FedkinError(
+                f"{error}; what was written before is whole, and once there is room the run goes on with: "
+                f"fedkin run --resume {shlex.quote(str(self.path))}"
+            ) from error
