@@ -153,9 +153,7 @@ def evaluation(fed: Federation, method: str, repeats: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=7)
     repeats = parser.parse_args().repeats
     torch.set_num_threads(1)
@@ -164,13 +162,9 @@ def main() -> None:
     table = Table("what", "measured", "aim")
     table.add_row("bare loop, one step of LeNet-5, batch 32", f"{step:.2f} ms", "")
     table.add_row("round on one worker / bare loop", f"{ratio:.3f}", "at most 1.10")
-    table.add_row(
-        "two workers / two bare loops, steps a second", f"{two_workers(fed, repeats):.3f}", "at least 0.92"
-    )
+    table.add_row("two workers / two bare loops, steps a second", f"{two_workers(fed, repeats):.3f}", "at least 0.92")
     changed = evaluation(fed, "local-only", repeats)
-    table.add_row(
-        "judging 100 personal models every round (10 change)", f"+{100 * changed:.1f} %", "at most 15 %"
-    )
+    table.add_row("judging 100 personal models every round (10 change)", f"+{100 * changed:.1f} %", "at most 15 %")
     shared = evaluation(fed, "fedavg", repeats)
     table.add_row("judging one new global model on all 100 clients", f"+{100 * shared:.1f} %", "")
     Console().print(table)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, fields
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 from torch import nn
 
 from fedkin import methods, models, randomness
-from fedkin.config import WHERE, Config
+from fedkin.config import SHARED, WHERE, Config
 from fedkin.data.federation import Federation
 from fedkin.engine import shared_workers
 from fedkin.errors import FedkinError, unknown
@@ -73,9 +75,7 @@ def resume(
         if value is not None:
             settings[name] = value
         elif str(settings[name]).startswith(OBJECT):
-            raise FedkinError(
-                f"the run in {folder} was given a {name} as a Python object: pass it to resume()"
-            )
+            raise FedkinError(f"the run in {folder} was given a {name} as a Python object: pass it to resume()")
     setup = prepare(**settings, **({} if method else hyper))
     if describe(setup)["data_fingerprint"] != run_folder.about["data_fingerprint"]:
         raise FedkinError(f"the data are not those that the run in {folder} was started with")
@@ -96,9 +96,7 @@ def prepare(
         made = methods.make(method, hyper)
         name = method
     elif hyper:
-        raise FedkinError(
-            f"{', '.join(hyper)}: hyper-parameters go into the {cls.__name__} object that was given"
-        )
+        raise FedkinError(f"{', '.join(hyper)}: hyper-parameters go into the {cls.__name__} object that was given")
     else:
         made, name = method, _name(method)
     # What the user says comes first, then the settings of the method's paper, then our own.
@@ -115,7 +113,19 @@ def prepare(
     if config.model is None:
         config = config.model_copy(update={"model": chosen})
     check_device(config.device)
-    return Setup(config, made, federation, module)
+    notes = []
+    if "batch" in cls.defaults and "batch" not in own:
+        batch = fitting_batch(config.batch, federation)
+        if batch != config.batch:
+            notes.append(f"batch {batch} in place of the paper's {config.batch}, which is too large for these clients")
+            config = config.model_copy(update={"batch": batch})
+    return Setup(config, made, federation, module, tuple(notes))
+
+
+def fitting_batch(batch: int, federation: Federation) -> int:
+    """A paper's batch size, or a smaller power of two that gives a middling client four batches an epoch."""
+    samples = median(len(rows) for rows in federation.split.train)
+    return min(batch, 1 << int(math.log2(max(4.0, samples / 4))))
 
 
 OBJECT = "object:"
@@ -184,9 +194,11 @@ def compare(
 ) -> dict[str, list[Result]]:
     """Run several methods with the same settings, each with seeds counting up; results by method.
 
+    Rounds, join, epochs and batch are the same for all; what else is not given comes from each method's paper.
     `set` holds hyper-parameters by method. `show(label, rounds)` makes a watcher for each run.
     """
     first = settings.pop("seed", 0)
+    settings = {name: Config.model_fields[name].default for name in SHARED} | settings
     if out is not None:
         refuse_full(Path(out))
     # Everything is checked before the first long run.

@@ -124,9 +124,7 @@ class Client:
         for rows in self.rows(self.training.epochs if epochs is None else epochs, purpose):
             yield self.samples.inputs(rows), self.samples.y[rows]
 
-    def gradient(
-        self, x: Tensor, y: Tensor, *, on: Bound | None = None, beside: Predictor | None = None
-    ) -> Tensor:
+    def gradient(self, x: Tensor, y: Tensor, *, on: Bound | None = None, beside: Predictor | None = None) -> Tensor:
         """The gradient [P] of the mean loss at `self.bound.w`; valid until the next call.
 
         `on` takes it at another network; `beside` adds the scores of a fixed one to the prediction.

@@ -15,8 +15,14 @@ from fedkin.errors import FedkinError, unknown
 WHERE = ("engine", "workers", "device")
 """Settings that say where a run happens. They may change when it is resumed: the result does not."""
 
+SHARED = ("rounds", "join", "epochs", "batch")
+"""Settings that a comparison keeps the same for all methods, whatever their papers use."""
+
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, lt=1)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+Nonnegative = Annotated[float, Field(ge=0)]
 
 
 @dataclass(frozen=True)
@@ -60,11 +66,11 @@ class Config(BaseModel):
     """Local epochs a round."""
     batch: Count = 32
     """Batch size of local SGD."""
-    lr: Annotated[float, Field(gt=0)] = 0.01
+    lr: Positive = 0.01
     """Learning rate of local SGD."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Momentum of local SGD, new every round."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    weight_decay: Nonnegative = 0.0
     """Weight decay of local SGD."""
     model: str | None = None
     """A network (see `fedkin models`) or file.py:Class; otherwise one that fits the data."""
@@ -74,6 +80,11 @@ class Config(BaseModel):
     """Same seed, same result."""
     dtype: Literal["float32", "float64"] = "float32"
     """Numbers to compute with."""
+
+    finetune_steps: Annotated[int, Field(ge=0)] = 0
+    """After the last round, judge every model once more after this many steps of fine-tuning (at most one pass)."""
+    finetune_lr: Positive | None = None
+    """Learning rate of fine-tuning; otherwise that of training."""
 
     evaluate_every: Count = 1
     """Rounds between evaluations; the last round is always evaluated."""

@@ -31,9 +31,7 @@ class Evaluator:
     known: dict[tuple[int, str], Scored] = field(default_factory=dict)
     """(client, fingerprint of a model) to its score."""
 
-    def __call__(
-        self, state: State, private: Mapping[int, dict[str, Any]], trained: Mapping[int, int]
-    ) -> list[Score]:
+    def __call__(self, state: State, private: Mapping[int, dict[str, Any]], trained: Mapping[int, int]) -> list[Score]:
         """The personalised models and, where the method has one, the global model.
 
         `trained` counts how often each client has trained, which is when its private state changes.
@@ -47,9 +45,7 @@ class Evaluator:
         else:
             own = {}
             jobs = {
-                (i, f"{fingerprint(messages[i])}/{trained.get(i, 0)}"): Job(
-                    i, messages[i], private.get(i, {})
-                )
+                (i, f"{fingerprint(messages[i])}/{trained.get(i, 0)}"): Job(i, messages[i], private.get(i, {}))
                 for i in clients
             }
         w = self.method.global_model(state)
@@ -89,15 +85,7 @@ class Evaluator:
             self.known |= dict(zip(call, scored, strict=True))
 
     def _score(self, model: str, moment: str, data: str, keys: Sequence[tuple[int, str]]) -> Score:
-        scored = [self.known[key] for key in keys]
-        return Score(
-            model=model,
-            moment=moment,
-            data=data,
-            correct=[s.correct for s in scored],
-            total=[s.total for s in scored],
-            loss=[s.loss for s in scored],
-        )
+        return Score.of(model, moment, data, [self.known[key] for key in keys])
 
 
 def serves_models(method: Method) -> bool:

@@ -85,9 +85,7 @@ class Replies:
     @property
     def _dtype(self) -> torch.dtype:
         # Numbers take the type of the tensors they came with, so that both can be multiplied.
-        floats = (
-            v.dtype for v in self.messages[0].values() if isinstance(v, Tensor) and v.is_floating_point()
-        )
+        floats = (v.dtype for v in self.messages[0].values() if isinstance(v, Tensor) and v.is_floating_point())
         return next(floats, torch.get_default_dtype())
 
 
@@ -159,6 +157,10 @@ class Method:
     def predictor(self, client: Client, message: Message) -> Predictor:
         """How the client classifies, from what `serve` sent and what it keeps in private."""
         return client.model(self.personalise(client, message))
+
+    def finetune(self, client: Client, message: Message, steps: int, lr: float) -> Predictor:
+        """How the client classifies after fine-tuning its model, by at most one pass over its samples."""
+        return client.model(client.sgd(self.personalise(client, message), epochs=1, most=steps, lr=lr))
 
 
 def byte_count(message: Message) -> int:

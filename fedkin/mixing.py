@@ -23,9 +23,9 @@ def weighted_mean(replies: Replies) -> Tensor:
 
 def same_for_all(replies: Replies, clients: int) -> Mixing:
     """The matrix of `weighted_mean`: every row holds the participants' shares, 1 n^T / sum(n)."""
-    matrix = torch.zeros(clients, clients)
-    matrix[:, replies.clients] = shares(replies["n"]).to(matrix.dtype)
-    return {"all": matrix}
+    row = replies["n"].new_zeros(clients)
+    row[replies.clients] = shares(replies["n"])
+    return {"all": row.expand(clients, clients)}
 
 
 def softmax(similarity: Tensor, temperature: float = 1.0) -> Tensor:

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from fedkin.config import Config
 from fedkin.errors import FedkinError
+from fedkin.method import Mixing
+from fedkin.runs.mixing import MixingRecord
 from fedkin.scores import Score
 
 if TYPE_CHECKING:
@@ -67,9 +69,7 @@ class Models:
 
     def to_bytes(self) -> bytes:
         """As a safetensors file."""
-        return safetensors.numpy.save(
-            {"rows": self.rows.numpy(), "row_of": np.array(self.row_of, dtype=np.int64)}
-        )
+        return safetensors.numpy.save({"rows": self.rows.numpy(), "row_of": np.array(self.row_of, dtype=np.int64)})
 
     @staticmethod
     def from_bytes(content: bytes, name: str) -> Models:
@@ -92,6 +92,18 @@ class Result:
     client_names: tuple[str, ...]
     seconds: float
     folder: Path | None = None
+    record: MixingRecord | None = None
+
+    def mixing(self, round: int) -> Mixing:
+        """Who learnt from whom: for each block of columns a matrix [N, N] whose row i makes up client i's model."""
+        if self.record is None:
+            raise FedkinError("this result has no record of its mixing")
+        return self.record.at(round)
+
+    @property
+    def finetuned(self) -> Score | None:
+        """The models after fine-tuning, if that was asked for."""
+        return next((s for s in self.evaluated[-1].scores if s.moment == "after the last round"), None)
 
     @property
     def evaluated(self) -> list[Round]:
@@ -130,6 +142,7 @@ class Result:
             "best_accuracy": best,
             "best_round": best_round,
             "global_accuracy": self.global_score.headline if self.global_score else None,
+            "finetuned_accuracy": self.finetuned.headline if self.finetuned else None,
             "per_client_accuracy": dict(zip(self.client_names, self.score.clients, strict=True)),
             "rounds": len(self.history),
             "seconds": round(self.seconds, 3),

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedkin.engine.worker import Scored
 
 OWN, UNION = "each client's own test set", "the union of the clients' test sets"
 
@@ -49,6 +52,12 @@ class Score:
         """One line that leaves no doubt."""
         how = "by sample" if self.data == UNION else "mean over clients"
         return f"{self.model} model {self.moment}, on {self.data}, {how}"
+
+    @staticmethod
+    def of(model: str, moment: str, data: str, scored: Sequence[Scored]) -> Score:
+        """From what each client scored."""
+        correct, total, loss = ([getattr(s, name) for s in scored] for name in ("correct", "total", "loss"))
+        return Score(model, moment, data, correct, total, loss)
 
     def to_json(self) -> dict[str, Any]:
         """With the averages spelled out beside the per-client numbers."""

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,11 +23,13 @@ from fedkin.engine.worker import Done, Job, Site
 from fedkin.errors import FedkinError
 from fedkin.evaluate import Evaluator, Fingerprints, serves_models
 from fedkin.layout import Layout
-from fedkin.method import Exchange, Message, Method, Overview, Replies, State, byte_count
+from fedkin.method import Exchange, Message, Method, Mixing, Overview, Replies, State, byte_count
 from fedkin.result import Models, Result, Round
 from fedkin.runs.checkpoint import Checkpoint
 from fedkin.runs.folder import RunFolder
+from fedkin.runs.mixing import MixingRecord
 from fedkin.schedule import participants
+from fedkin.scores import OWN, Score
 
 Watch = Callable[[Round, float], object]
 """Called after every round with what happened and the seconds it took."""
@@ -41,6 +44,8 @@ class Setup:
     federation: Federation
     module: nn.Module
     """The network with its initial weights."""
+    notes: tuple[str, ...] = ()
+    """What a user should know of settings that were chosen for them."""
 
     def site(self) -> Site:
         """What workers need."""
@@ -92,8 +97,9 @@ class Setup:
 class Simulation:
     """A run under way: the server's state, and the clients' private states that it looks after."""
 
-    def __init__(self, setup: Setup, engine: Engine) -> None:
+    def __init__(self, setup: Setup, engine: Engine, folder: Path | None = None) -> None:
         self.setup, self.engine = setup, engine
+        self.mixing = MixingRecord(folder)
         config, federation, layout = (
             setup.config,
             setup.federation,
@@ -122,6 +128,7 @@ class Simulation:
         state.round += 1
         chosen = participants(config.seed, state.round, self.fed.clients, config.join)
         done: list[Done] = []
+        mixed: Mixing = {}
         down = 0
         for exchange in method.exchanges(state):
             clients = range(self.fed.clients) if exchange.everyone else chosen
@@ -130,10 +137,14 @@ class Simulation:
             back = self._local(exchange, messages)
             down += sum(map(byte_count, messages.values()))
             done += back
-            method.aggregate(state, Replies(exchange.name, [d.client for d in back], [d.reply for d in back]))
+            replies = Replies(exchange.name, [d.client for d in back], [d.reply for d in back])
+            mixed |= method.aggregate(state, replies) or {}
+        self.mixing.add(state.round, mixed)
         trained = time.perf_counter()
         due = state.round % config.evaluate_every == 0 or state.round == config.rounds
         scores = self.evaluate(state, self.private, self.trained) if due else []
+        if state.round == config.rounds and config.finetune_steps:
+            scores.append(self.finetuned())
         losses = [d.loss for d in done if d.steps]
         happened = Round(
             round=state.round,
@@ -162,6 +173,14 @@ class Simulation:
                 self.private[i] = d.private
         return [done[i] for i in messages]
 
+    def finetuned(self) -> Score:
+        """Every client's model after some further steps on its own data."""
+        config, clients = self.setup.config, range(self.fed.clients)
+        jobs = [Job(i, self.setup.method.serve(self.state, i), self.private.get(i, {})) for i in clients]
+        calls = [([job], config.finetune_steps, config.finetune_lr or config.lr) for job in jobs]
+        scored = [s for batch in self.engine.map("score_finetuned", calls) for s in batch]
+        return Score.of("personalised after fine-tuning", "after the last round", OWN, scored)
+
     def models(self) -> Models:
         """Every client's model as it is now."""
         method, clients = self.setup.method, range(self.fed.clients)
@@ -185,13 +204,14 @@ class Simulation:
         """Go on from a checkpoint."""
         self.state = State(self.fed, point.state, point.round)
         self.private = point.private
+        self.mixing.forget_after(point.round)
 
 
 def simulate(setup: Setup, folder: RunFolder | None = None, watch: Watch | None = None) -> Result:
     """Run to the last round; with a folder, from its newest checkpoint on."""
     config = setup.config
     with one_thread(), running(setup) as engine:
-        simulation = Simulation(setup, engine)
+        simulation = Simulation(setup, engine, folder.path if folder else None)
         history: list[Round] = []
         seconds = 0.0
         if folder:
@@ -200,6 +220,8 @@ def simulate(setup: Setup, folder: RunFolder | None = None, watch: Watch | None 
                 print(complaint, file=sys.stderr, flush=True)
             if point:
                 simulation.restore(point)
+            else:
+                simulation.mixing.forget_after(0)
             history, seconds = folder.history(), folder.seconds()
         while simulation.state.round < config.rounds:
             happened, timing = simulation.round()
@@ -219,6 +241,7 @@ def simulate(setup: Setup, folder: RunFolder | None = None, watch: Watch | None 
             client_names=setup.federation.split.names,
             seconds=seconds,
             folder=folder.path if folder else None,
+            record=simulation.mixing,
         )
     if folder:
         folder.finish(result.models, result.summary())

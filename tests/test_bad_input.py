@@ -12,6 +12,8 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,9 @@ from PIL import Image
 from safetensors import safe_open
 from test_cli import TINY, Said, command, done
 
-SAME = ("metrics.jsonl", "models.safetensors")
+from fedkin.runs.folder import METRICS
+
+SAME = (METRICS, "models.safetensors")
 
 
 def text(path: Path | str, content: str) -> None:
@@ -160,6 +164,8 @@ MISTAKES = {
     f"{RUN} --test-ratio 0": "test_ratio should be greater than 0",
     f"{RUN} --momentum 1": "momentum should be less than 1",
     f"{RUN} --weight-decay -1": "weight_decay should be greater than or equal to 0",
+    f"{RUN} --finetune-steps -1": "finetune_steps should be greater than or equal to 0",
+    f"{RUN} --finetune-lr 0": "finetune_lr should be greater than 0",
     f"{RUN} --seed -1": "seed should be greater than or equal to 0",
     f"{RUN} --workers 0": "workers should be greater than or equal to 1",
     f"{RUN} --evaluate-every 0": "evaluate_every should be greater than or equal to 1",
@@ -170,6 +176,8 @@ MISTAKES = {
     f"{RUN} --set mu=1": "method 'fedavg' has no hyper-parameters, but 'mu' was given",
     RUN.replace("fedavg", "fedprox") + " --set mx=1": "unknown hyper-parameter of fedprox 'mx': did you mean",
     RUN.replace("fedavg", "fedprox") + " --set mu=abc": "fedprox's mu should be a valid number",
+    RUN.replace("fedavg", "fedprox") + " --set mu=-1": "fedprox's mu should be greater than or equal to 0",
+    RUN.replace("fedavg", "fedprox") + " --set mu=nan": "fedprox's mu should be greater than or equal to 0",
     "compare fedavg --set mu=1 --out {out}": "--set mu=1: none of fedavg has such a hyper-parameter",
     "compare fedavg --set fedprox.mu=1 --out {out}": "none of fedavg has such a hyper-parameter",
     "compare fedavg fedprox --set fedavg.mu=1 --out {out}": "'fedavg' has no hyper-parameters, but 'mu'",
@@ -323,9 +331,7 @@ def test_training_that_diverges_is_told_with_its_learning_rate(vectorize: str, t
         ("--model=small-transformer", ""),
     ],
 )
-def test_what_only_the_network_can_tell_is_told_in_one_sentence(
-    option: str, sentence: str, tmp_path: Path
-) -> None:
+def test_what_only_the_network_can_tell_is_told_in_one_sentence(option: str, sentence: str, tmp_path: Path) -> None:
     said = command("run", "local-only", *TINY, option, "--vectorize", "on", "--out", tmp_path / "run")
     refused(said, sentence or "vectorize=on: local-only on this model cannot train all clients at once")
 
@@ -426,11 +432,7 @@ def small_disk(tmp_path: Path) -> Any:
     place = tmp_path / "disk"
     place.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "fedkin-test", str(place)]
-    if (
-        os.geteuid() != 0
-        or not shutil.which("mount")
-        or subprocess.run(mount, capture_output=True).returncode
-    ):
+    if os.geteuid() != 0 or not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("only root may mount a small disk")
     yield place
     subprocess.run(["umount", str(place)], check=True)
@@ -454,32 +456,51 @@ def test_a_full_disk_is_told_and_the_run_resumes_bit_for_bit_once_there_is_room(
     goes_on(out, whole)
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "timings.jsonl", "models.safetensors", "result.json"])
-def test_whatever_cannot_be_written_the_run_resumes_bit_for_bit(
-    name: str, tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Half of a file is written, then the disk is full."""
-    from fedkin.runs import files
-
-    out = tmp_path / "run"
+@contextmanager
+def full_at(file: Path, begun: Path) -> Iterator[None]:
+    """A disk that is full in the middle of one file, once another one is there."""
     opened = Path.open
 
     def failing(self: Path, mode: str = "r", *args: Any, **options: Any) -> Any:
-        file = opened(self, mode, *args, **options)
-        if mode in ("a", "wb") and self.name.startswith(name) and (out / "checkpoints").exists():
-            file.write("{" if mode == "a" else b"{")
-            file.flush()
+        content = opened(self, mode, *args, **options)
+        if mode in ("a", "wb") and str(self).startswith(str(file)) and begun.exists():
+            content.write("{" if mode == "a" else b"{")
+            content.flush()
             raise OSError(28, "No space left on device")
-        return file
+        return content
 
-    with monkeypatch.context() as patch:
-        patch.setattr(files.Path, "open", failing)
-        said = command(*WORDS, "--engine", "inline", "--out", out)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "open", failing)
+        yield
+
+
+def stops_for_want_of_room(words: Sequence[object], out: Path, name: str, begun: str) -> None:
+    with full_at(out / name, out / begun):
+        said = command(*words, "--engine", "inline", "--out", out)
     assert said.code == 2
     last = said.err.splitlines()[-1]
     assert last.startswith(f"error: cannot write {out / name}: No space left on device; what was written")
     assert last.endswith(f"fedkin run --resume {out}")
-    goes_on(out, whole)
+    assert not list(out.rglob("*.part"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("metrics.jsonl", "timings.jsonl", "models.safetensors", "result.json"),
+        *("checkpoints/round-000004.safetensors", "checkpoints/round-000004.json"),
+    ],
+)
+def test_whatever_cannot_be_written_the_run_resumes_bit_for_bit(name: str, tmp_path: Path, whole: Path) -> None:
+    stops_for_want_of_room(WORDS, tmp_path / "run", name, "checkpoints")
+    goes_on(tmp_path / "run", whole)
+
+
+def test_a_mixing_matrix_that_cannot_be_written_is_told_too(tmp_path: Path) -> None:
+    words = ("run", "fedavg", *TINY)
+    done(*words, "--out", tmp_path / "whole")
+    stops_for_want_of_room(words, tmp_path / "run", "mixing/round-000001.safetensors", "config.json")
+    goes_on(tmp_path / "run", tmp_path / "whole")
 
 
 def test_a_disk_that_fails_elsewhere_is_told_in_one_sentence_too(
@@ -489,9 +510,7 @@ def test_a_disk_that_fails_elsewhere_is_told_in_one_sentence_too(
         raise OSError(28, "No space left on device", "somewhere")
 
     monkeypatch.setattr("fedkin.simulate.open_engine", full)
-    refused(
-        command("run", "fedavg", *TINY, "--out", tmp_path / "run"), "No space left on device: 'somewhere'"
-    )
+    refused(command("run", "fedavg", *TINY, "--out", tmp_path / "run"), "No space left on device: 'somewhere'")
 
 
 # Ctrl-C
@@ -517,7 +536,6 @@ def test_ctrl_c_ends_the_workers_and_says_how_to_go_on(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        start_new_session=True,
     )
     try:
         deadline = time.monotonic() + 60
@@ -527,7 +545,7 @@ def test_ctrl_c_ends_the_workers_and_says_how_to_go_on(tmp_path: Path) -> None:
             time.sleep(0.02)
         workers = psutil.Process(run.pid).children(recursive=True)
         assert len(workers) >= 2
-        os.killpg(run.pid, signal.SIGINT)  # as a terminal does: to the workers as well
+        run.send_signal(signal.SIGINT)
         _, err = run.communicate(timeout=60)
     finally:
         run.kill()

@@ -91,6 +91,8 @@ def test_run_takes_every_setting_as_an_option() -> None:
         "classifier": "fc2",
         "seed": 3,
         "dtype": "float64",
+        "finetune_steps": 3,
+        "finetune_lr": 0.02,
         "evaluate_every": 2,
         "checkpoint_every": 2,
         "engine": "inline",
@@ -151,14 +153,26 @@ def test_without_a_folder_a_new_one_under_runs_is_taken() -> None:
 
 def test_a_toml_file_gives_settings_and_options_override_it() -> None:
     Path("mine.toml").write_text(
-        'method = "fedprox"\nclients = 4\nrounds = 3\nepochs = 1\nlr = 0.05\nengine = "inline"\n'
-        "[set]\nmu = 0.25\n"
+        'method = "fedprox"\nclients = 4\nrounds = 3\nepochs = 1\nlr = 0.05\nengine = "inline"\n[set]\nmu = 0.25\n'
     )
     done("run", "mine.toml", "--rounds", 2, "--out", "a")
     config = RunFolder.open(Path("a")).config
     assert (config.method, config.set, config.lr, config.rounds) == ("fedprox", {"mu": 0.25}, 0.05, 2)
     done("run", "mine.toml", "--set", "mu=0.5", "--rounds", 1, "--out", "b")
     assert RunFolder.open(Path("b")).config.set == {"mu": 0.5}
+
+
+def test_a_hyper_parameter_given_as_an_option_leaves_those_of_the_file() -> None:
+    Path("mine.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from fedkin.methods.fedprox import FedProx\n"
+        "@dataclass(frozen=True)\n"
+        "class Two(FedProx):\n"
+        "    nu: int = 1\n"
+    )
+    Path("mine.toml").write_text('method = "mine.py:Two"\n[set]\nmu = 0.25\nnu = 2\n')
+    done("run", "mine.toml", *TINY, "--set", "nu=3", "--out", "run")
+    assert RunFolder.open(Path("run")).config.set == {"mu": 0.25, "nu": 3}
 
 
 def test_the_same_settings_by_options_file_and_python_give_the_same_bits() -> None:
@@ -219,9 +233,7 @@ def test_compare_writes_a_run_for_each_method_and_seed_and_a_report() -> None:
     names = ["fedprox-s5", "fedprox-s6", "local-only-s5", "local-only-s6", "report.html"]
     assert sorted(p.name for p in Path("all").iterdir()) == names
     configs = {name: RunFolder.open(Path("all", name)).config for name in names[:-1]}
-    assert {name: config.seed for name, config in configs.items()} == {
-        name: int(name[-1]) for name in names[:-1]
-    }
+    assert {name: config.seed for name, config in configs.items()} == {name: int(name[-1]) for name in names[:-1]}
     assert configs["fedprox-s5"].set == {"mu": 0.25}
     assert configs["local-only-s5"].set == {}
     assert "report: all/report.html" in said.out

@@ -36,11 +36,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def same(a: fedkin.Result, b: fedkin.Result) -> bool:
-    return (
-        torch.equal(a.models.rows, b.models.rows)
-        and a.history == b.history
-        and a.models.row_of == b.models.row_of
-    )
+    return torch.equal(a.models.rows, b.models.rows) and a.history == b.history and a.models.row_of == b.models.row_of
 
 
 @pytest.fixture(scope="module", params=[1, 2, 4])
@@ -134,9 +130,7 @@ def wait_for_rounds(out: Path, rounds: int, process: subprocess.Popen[bytes]) ->
     raise AssertionError(f"the run did not reach round {rounds}")
 
 
-@pytest.mark.parametrize(
-    "damage", ["cut tensors", "alter tensors", "cut json", "alter json", "remove tensors"]
-)
+@pytest.mark.parametrize("damage", ["cut tensors", "alter tensors", "cut json", "alter json", "remove tensors"])
 def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_used(
     damage: str, tmp_path: Path, blobs: Federation, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -233,9 +227,7 @@ def test_only_models_that_changed_are_evaluated(blobs: Federation, monkeypatch: 
     )
     result = fedkin.run("local-only", data=blobs, engine="inline", **SETTINGS)
     per_round = [r.participants for r in result.history]
-    assert sorted(i for c in judged for i in c) == sorted(
-        [0, 1, 2, 3] + [i for r in per_round[1:] for i in r]
-    )
+    assert sorted(i for c in judged for i in c) == sorted([0, 1, 2, 3] + [i for r in per_round[1:] for i in r])
 
 
 def test_a_scores_meaning_is_written_beside_it(tmp_path: Path, blobs: Federation) -> None:
@@ -243,9 +235,7 @@ def test_a_scores_meaning_is_written_beside_it(tmp_path: Path, blobs: Federation
     own, shared = RunFolder.open(tmp_path / "run").history()[-1].scores
     assert (own.model, own.moment, own.data) == ("global", "after aggregation", "each client's own test set")
     assert shared.data == "the union of the clients' test sets"
-    assert result.accuracy == pytest.approx(
-        sum(c / t for c, t in zip(own.correct, own.total, strict=True)) / 4
-    )
+    assert result.accuracy == pytest.approx(sum(c / t for c, t in zip(own.correct, own.total, strict=True)) / 4)
     assert result.global_score.headline == pytest.approx(sum(own.correct) / sum(own.total))
     assert result.best[1] >= result.accuracy
     assert result.summary()["accuracy_is"] == (
@@ -282,9 +272,7 @@ def test_processes_work_from_an_unguarded_script(tmp_path: Path) -> None:
         "r = fedkin.run('fedavg', data='digits', model=Net, rounds=2, engine='processes', workers=2)\n"
         "print('accuracy', r.accuracy)\n"
     )
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, env=os.environ, timeout=120
-    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=os.environ, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("accuracy") == 1
 

@@ -35,9 +35,7 @@ def test_what_is_put_into_a_block_is_what_it_holds(a: list[tuple[int, int]]) -> 
     w = torch.arange(30.0).repeat(2, 1)
     values = torch.randn(2, len(block))
     assert torch.equal(block.of(block.put(w.clone(), values)), values)
-    assert torch.equal(
-        (Block(((0, 30),)) - block).of(w), (Block(((0, 30),)) - block).of(block.put(w.clone(), values))
-    )
+    assert torch.equal((Block(((0, 30),)) - block).of(w), (Block(((0, 30),)) - block).of(block.put(w.clone(), values)))
     assert torch.equal(block.copy(w, torch.zeros(2, 30)).sum(1), block.of(w).sum(1))
 
 

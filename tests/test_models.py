@@ -164,9 +164,7 @@ def test_every_model_trains_on_every_suitable_shape(name: str, shape: Shape) -> 
 @pytest.mark.parametrize("name", names())
 def test_smallest_input_works_and_one_less_is_refused(name: str) -> None:
     card = describe(name)
-    least = {"image": (2, card.smallest, card.smallest), "window": (2, card.smallest), "any": (1,)}[
-        card.takes
-    ]
+    least = {"image": (2, card.smallest, card.smallest), "window": (2, card.smallest), "any": (1,)}[card.takes]
     model = build(name, least, 3)
     assert model(torch.randn(1, *least)).shape == (1, 3)  # in training mode, on a batch of one sample
     if card.takes != "any":
@@ -187,7 +185,7 @@ def test_same_seed_gives_the_same_weights_and_building_leaves_no_trace(name: str
 
 
 def test_cards_say_where_a_model_comes_from() -> None:
-    assert len(names()) == len(set(names())) == 13
+    assert len(names()) == len(set(names())) == 14
     card = describe("lenet5-bn")
     assert (card.name, card.source, card.takes, card.smallest) == (
         "lenet5-bn",
@@ -292,11 +290,7 @@ def test_an_instance_is_copied_and_keeps_its_modes() -> None:
     mine[0].eval()
     built = build(mine, (4,), 10)
     assert built is not mine
-    assert (
-        [m.training for m in built.modules()]
-        == [m.training for m in mine.modules()]
-        == [True, False, True, True]
-    )
+    assert [m.training for m in built.modules()] == [m.training for m in mine.modules()] == [True, False, True, True]
     with torch.no_grad():
         built.get_parameter("1.layer.bias").zero_()
     assert mine.get_parameter("1.layer.bias").any()

@@ -45,9 +45,7 @@ def result(
             )
         ]
         if shared is not None:
-            scores.append(
-                Score("global", "after aggregation", UNION, [shared] * CLIENTS, total, [1.0] * CLIENTS)
-            )
+            scores.append(Score("global", "after aggregation", UNION, [shared] * CLIENTS, total, [1.0] * CLIENTS))
         history.append(Round(2 * k + 2, [0], 5, 0.5, 1_000_000, 500_000, scores))
     return Result(
         config=Config(method=method, data=data, seed=seed, clients=CLIENTS),
@@ -85,9 +83,7 @@ def test_a_line_has_the_mean_and_deviation_over_seeds(results: dict[str, list[Re
     assert fedavg.accuracy == f"{fedavg.mean:.2f} ± {fedavg.std:.2f}"
     assert kin.mean == pytest.approx((mean(70) + mean(76)) / 2)
     assert (fedavg.is_best, kin.is_best) == (False, True)
-    assert (
-        kin.judged == "personalised model after aggregation, on each client's own test set, mean over clients"
-    )
+    assert kin.judged == "personalised model after aggregation, on each client's own test set, mean over clients"
 
 
 def test_a_line_has_every_other_average(results: dict[str, list[Result]]) -> None:
@@ -95,9 +91,9 @@ def test_a_line_has_every_other_average(results: dict[str, list[Result]]) -> Non
     samples = sum(100 + i for i in range(CLIENTS))
     right = [sum(a + i for i in range(CLIENTS)) for a in (50, 58)]
     assert fedavg.weighted == pytest.approx(100 * sum(right) / 2 / samples)
-    assert fedavg.worst == pytest.approx(
-        fmean(fmean([100 * a / 100, 100 * (a + 1) / 101]) for a in (50, 58))
-    ), "two of twenty clients"
+    assert fedavg.worst == pytest.approx(fmean(fmean([100 * a / 100, 100 * (a + 1) / 101]) for a in (50, 58))), (
+        "two of twenty clients"
+    )
     assert fedavg.global_model == pytest.approx(100 * CLIENTS * (40 + 44) / 2 / samples)
     assert kin.global_model is None
     assert fedavg.best_round == pytest.approx((mean(60) + mean(62)) / 2)
@@ -236,9 +232,7 @@ def test_only_the_best_is_marked(results: dict[str, list[Result]], tmp_path: Pat
     assert best == summary.lines(results)[1].accuracy
 
 
-def test_the_report_tells_every_setting_of_every_run(
-    results: dict[str, list[Result]], tmp_path: Path
-) -> None:
+def test_the_report_tells_every_setting_of_every_run(results: dict[str, list[Result]], tmp_path: Path) -> None:
     words = "".join(page(results, tmp_path).words)
     for method in results:
         for seed in (0, 1):
@@ -251,9 +245,7 @@ def test_the_curves_are_those_of_the_results(results: dict[str, list[Result]]) -
     curves = [trace for trace in html._curves(results).data if trace.name]
     assert [trace.name for trace in curves] == ["fedavg", "kin"]
     assert list(curves[0].x) == [2, 4, 6]
-    assert list(curves[0].y) == pytest.approx(
-        [fmean(map(mean, pair)) for pair in ((30, 30), (60, 62), (50, 58))]
-    )
+    assert list(curves[0].y) == pytest.approx([fmean(map(mean, pair)) for pair in ((30, 30), (60, 62), (50, 58))])
     (points, _) = html._clients(results).data
     assert list(points.y) == pytest.approx([100 * (50 + i) / (100 + i) for i in range(CLIENTS)])
     assert list(points.x) == [f"client-{i:02d}" for i in range(CLIENTS)]
@@ -284,9 +276,7 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
     names = [HOSTILE, '"><img src=x onerror=alert(1)>', "</script><script>alert(2)</script>", "{{ 7 * 7 }}"]
     names += [f"client-{i}" for i in range(4, CLIENTS)]
     quiet = page({"kin": [result("kin", [70])]}, tmp_path)
-    hostile = page(
-        {f"{HOSTILE}.py:Kin": [result("kin", [70], names=names, data=f"{HOSTILE}'\"&amp;")]}, tmp_path
-    )
+    hostile = page({f"{HOSTILE}.py:Kin": [result("kin", [70], names=names, data=f"{HOSTILE}'\"&amp;")]}, tmp_path)
     assert [tag for tag, _ in hostile.tags] == [tag for tag, _ in quiet.tags], "nothing became a tag"
     words = "".join(hostile.words)
     assert f"Personalised federated learning on {HOSTILE}'\"&amp;" in words

@@ -52,6 +52,7 @@ def datasets(as_json: Json = False) -> None:
                 "shape": "x".join(map(str, entry.shape)),
                 "natural clients": entry.clients,
                 "here": catalogue.is_ready(name),
+                **({"source": entry.source, "home": entry.home, "licence": entry.licence} if as_json else {}),
             }
         )
     _show(rows, as_json, f"Datasets under {catalogue.data_root()}")
@@ -83,9 +84,7 @@ def prepare(name: Annotated[str, typer.Argument(help="A dataset.")]) -> None:
 @takes("Split")
 def show(
     name: Annotated[str, typer.Argument(help="A dataset, or a folder with one sub-folder per client.")],
-    to: Annotated[
-        Path | None, typer.Option(help="Also draw the bubble chart to this .png, .svg or .pdf.")
-    ] = None,
+    to: Annotated[Path | None, typer.Option(help="Also draw the bubble chart to this .png, .svg or .pdf.")] = None,
     **settings: Any,
 ) -> None:
     """Show how a dataset is split: sizes, and a bubble for each class of each client."""

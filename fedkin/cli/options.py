@@ -17,7 +17,7 @@ PANELS = {
     "Federation": ("data", "partition", "clients", "test_ratio", "pool"),
     "Training": (
         *("join", "rounds", "epochs", "batch", "lr", "momentum", "weight_decay"),
-        *("model", "classifier", "seed", "dtype"),
+        *("model", "classifier", "seed", "dtype", "finetune_steps", "finetune_lr"),
     ),
     "Where it runs": ("engine", "workers", "device", "vectorize"),
     "Output": ("evaluate_every", "checkpoint_every"),

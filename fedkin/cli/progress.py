@@ -26,11 +26,7 @@ def shown(label: str, rounds: int) -> Iterator[Watch]:
     begin = time.monotonic()
     first = accuracy = None
     last_line = -QUIET_SECONDS
-    with (
-        Live(console=console, transient=True, auto_refresh=False)
-        if console.is_terminal
-        else _nothing() as live
-    ):
+    with Live(console=console, transient=True, auto_refresh=False) if console.is_terminal else _nothing() as live:
 
         def watch(happened: Round, _seconds: float) -> None:
             nonlocal first, accuracy, last_line

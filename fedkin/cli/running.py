@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -54,9 +55,7 @@ def run(
     if resume is not None:
         result = _resume(resume, method, out, settings)
     elif method is None:
-        raise FedkinError(
-            "which method? Name one (fedkin methods lists them), a TOML file, or --resume FOLDER"
-        )
+        raise FedkinError("which method? Name one (fedkin methods lists them), a TOML file, or --resume FOLDER")
     else:
         if method.endswith(".toml"):
             file = settings_from_toml(Path(method))
@@ -76,6 +75,8 @@ def _simulate(setup: Setup, path: Path, label: str) -> Result:
     from fedkin.simulate import simulate
 
     folder = RunFolder.create(path, setup.config, api.describe(setup))
+    for note in setup.notes:
+        print(f"{label}: {note}", file=sys.stderr)
     with _stoppable(path), shown(label, setup.config.rounds) as watch:
         return simulate(setup, folder, watch)
 
@@ -119,9 +120,7 @@ def _tell(result: Result) -> None:
     if result.global_score is not None and score.model != "global":
         shared = result.global_score
         console.print(f"  {shared.describe()}: {100 * shared.headline:.2f} %")
-    console.print(
-        f"  best round {best_round} had {100 * best:.2f} % (chosen on the test sets, not a fair headline)"
-    )
+    console.print(f"  best round {best_round} had {100 * best:.2f} % (chosen on the test sets, not a fair headline)")
     sent = sum(r.bytes_up + r.bytes_down for r in result.history) / 1e6
     console.print(f"  {len(result.history)} rounds in {clock(result.seconds)}, {sent:.1f} MB sent")
     console.print(f"  run folder: {result.folder}", markup=False)
@@ -130,14 +129,10 @@ def _tell(result: Result) -> None:
 @takes(*RUN)
 def compare(
     methods: Annotated[list[str], typer.Argument(help="Methods to compare (see [b]fedkin methods[/b]).")],
-    seeds: Annotated[
-        int, typer.Option(help="Runs of each method, with seeds counting up from --seed.", min=1)
-    ] = 1,
+    seeds: Annotated[int, typer.Option(help="Runs of each method, with seeds counting up from --seed.", min=1)] = 1,
     set: Annotated[
         list[str],
-        typer.Option(
-            help="A hyper-parameter, as key=value for all methods that have it or METHOD.key=value for one."
-        ),
+        typer.Option(help="A hyper-parameter, as key=value for all methods that have it or METHOD.key=value for one."),
     ] = [],  # noqa: B006 (typer reads it)
     out: Out = None,
     as_json: Json = False,
@@ -158,7 +153,7 @@ def compare(
         print(json.dumps({name: [result.summary() for result in runs] for name, runs in results.items()}))
 
 
-DEMO = ("local-only", "fedavg", "fedprox")
+DEMO = ("local-only", "fedavg", "spfl", "pfedsim", "fedalp", "fedsimsup")
 
 
 def demo(out: Out = None) -> None:
@@ -197,9 +192,7 @@ def _for_each(methods: list[str], given: dict[str, str]) -> dict[str, dict[str, 
     for key, value in given.items():
         owner, dot, own = key.rpartition(".")
         takers = [
-            name
-            for name in methods
-            if (name == owner if dot else key in {f.name for f in fields(method_class(name))})
+            name for name in methods if (name == owner if dot else key in {f.name for f in fields(method_class(name))})
         ]
         if not takers:
             raise FedkinError(f"--set {key}={value}: none of {', '.join(methods)} has such a hyper-parameter")

@@ -85,8 +85,7 @@ def _lacking(chosen: Entry, root: Path) -> list[tuple[Part, list[str]]]:
 def _absence(chosen: Entry, root: Path, reason: str = "") -> FedkinError:
     """One sentence: which files are missing, where they are expected, and who has them."""
     clauses = [
-        f"{', '.join(missing)} in {root / part.folder} ({part.by_hand + ', ' if part.by_hand else ''}"
-        f"from {part.home})"
+        f"{', '.join(missing)} in {root / part.folder} ({part.by_hand + ', ' if part.by_hand else ''}from {part.home})"
         for part, missing in _lacking(chosen, root)
     ]
     tail = f"; {reason}" if reason else ""

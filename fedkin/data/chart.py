@@ -43,9 +43,7 @@ def bubble_chart(labels: Indices, split: Split, classes: tuple[str, ...]) -> Fig
     many = len(area) > 5000
     axes.scatter(client, label, area, color="tab:blue", alpha=0.6, linewidths=0, rasterized=many)
     for samples in _examples(int(table.max())):
-        axes.scatter(
-            [], [], largest**2 * samples / table.max(), color="tab:blue", alpha=0.6, label=f"{samples:,}"
-        )
+        axes.scatter([], [], largest**2 * samples / table.max(), color="tab:blue", alpha=0.6, label=f"{samples:,}")
     figure.legend(title="samples", loc="outside right upper", frameon=False)
 
     axes.set(xlabel="client", ylabel="class", xlim=(-0.8, clients - 0.2), ylim=(-0.8, k - 0.2))
@@ -74,10 +72,7 @@ def text_chart(labels: Indices, split: Split, classes: tuple[str, ...]) -> str:
         return f"{short:>{NAME_WIDTH}}{' ' * MARGIN}{cells}".rstrip()
 
     numbers = "".join(f"{i:<10}" for i in range(0, len(shown), 5))
-    rows = [
-        line(classes[c] if c < len(classes) else str(c), " ".join(bubble[:, c]))
-        for c in range(shown.shape[1])
-    ]
+    rows = [line(classes[c] if c < len(classes) else str(c), " ".join(bubble[:, c])) for c in range(shown.shape[1])]
     key = "  ".join(
         f"{mark} {low + 1:,}" + (f"–{high:,}" if high > low + 1 else "")
         for mark, low, high in zip(BUBBLES, edges[:-1], edges[1:], strict=True)

@@ -84,9 +84,7 @@ class Federation:
         if not known and "/" in config.data:
             raise FedkinError(f"there is no folder {config.data}")
         data = _load(config.data, catalogue.data_root())
-        split = partition.split(
-            data, config.partition, config.clients, config.seed, config.test_ratio, config.pool
-        )
+        split = partition.split(data, config.partition, config.clients, config.seed, config.test_ratio, config.pool)
         return cls(data, split)
 
     @classmethod
@@ -113,9 +111,7 @@ class Federation:
         if test is not None:
             held_out = _by_name(test)
             if held_out.keys() != pairs.keys():
-                raise FedkinError(
-                    f"test samples are given for {sorted(held_out)}, but the clients are {sorted(pairs)}"
-                )
+                raise FedkinError(f"test samples are given for {sorted(held_out)}, but the clients are {sorted(pairs)}")
             parts += [(owner, x, y, True) for owner, (x, y) in held_out.items()]
         data = _gather(name, parts, mean, std)
         return cls(data, partition.split_owned(data, None if test is not None else test_ratio, seed))
@@ -178,9 +174,7 @@ def _check_pair(owner: str, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> None:
     if x.ndim < 2 or x.dtype.kind not in "fiub" or 0 in x.shape[1:]:
         raise FedkinError(f"{owner} has samples {x.shape} of type {x.dtype}: numbers [n, ...] expected")
     if y.ndim != 1 or len(x) != len(y):
-        raise FedkinError(
-            f"{owner} has {len(x)} samples, but labels of shape {y.shape}: ({len(x)},) expected"
-        )
+        raise FedkinError(f"{owner} has {len(x)} samples, but labels of shape {y.shape}: ({len(x)},) expected")
     if not len(x):
         raise FedkinError(f"{owner} has no samples: every client needs at least two")
     if y.dtype.kind == "f" and not np.isfinite(y).all():

@@ -72,9 +72,7 @@ def download(url: str, target: Path, checksum: str | None) -> None:
             reason = error.reason if isinstance(error, urllib.error.URLError) else error
             raise FedkinError(f"{url} could not be downloaded: {reason or type(error).__name__}") from error
         if expected and digest.hexdigest() != expected:
-            raise FedkinError(
-                f"{url} has {algorithm} {digest.hexdigest()}, but {expected} is published: not kept"
-            )
+            raise FedkinError(f"{url} has {algorithm} {digest.hexdigest()}, but {expected} is published: not kept")
         if not expected:
             _console().print(f"{target.name}: no published checksum; sha256 {digest.hexdigest()}")
         part.replace(target)

@@ -88,8 +88,7 @@ class Processes:
         try:
             with _main_hidden():
                 futures = [
-                    self.pool.executor.submit(_call, str(self.folder), function, wire.pack(call))
-                    for call in calls
+                    self.pool.executor.submit(_call, str(self.folder), function, wire.pack(call)) for call in calls
                 ]
             return [wire.unpack(future.result()) for future in futures]
         except BrokenProcessPool:

@@ -142,9 +142,7 @@ class Worker:
         reply = self.site.method.local(cohort, stacked)
         return [
             Done(job.client, {name: _row(v, k) for name, v in reply.items()}, job.private, loss, steps)
-            for k, (job, loss, steps) in enumerate(
-                zip(jobs, cohort.mean_losses, cohort.step_counts, strict=True)
-            )
+            for k, (job, loss, steps) in enumerate(zip(jobs, cohort.mean_losses, cohort.step_counts, strict=True))
         ]
 
     def score(self, jobs: Sequence[Job]) -> list[Scored]:
@@ -157,6 +155,16 @@ class Worker:
             client = self.client(job, 0, "evaluate")
             with randomness.seeded_globally(self.site.seed, "evaluate/layers", 0, job.client):
                 predict = self.site.method.predictor(client, self._here(job.message))
+            scored += self._judge(predict, [job.client])
+        return scored
+
+    def score_finetuned(self, jobs: Sequence[Job], steps: int, lr: float) -> list[Scored]:
+        """Each client's own model on its own test samples, after some more steps on its training samples."""
+        scored = []
+        for job in jobs:
+            client = self.client(job, 0, "finetune")
+            with randomness.seeded_globally(self.site.seed, "finetune/layers", 0, job.client):
+                predict = self.site.method.finetune(client, self._here(job.message), steps, lr)
             scored += self._judge(predict, [job.client])
         return scored
 
@@ -190,10 +198,7 @@ class Worker:
 
     def _here(self, values: dict[str, Any]) -> dict[str, Any]:
         # Copies, so that a method cannot reach into the server or into another client by accident.
-        return {
-            k: v.detach().to(self.device, copy=True) if isinstance(v, Tensor) else v
-            for k, v in values.items()
-        }
+        return {k: v.detach().to(self.device, copy=True) if isinstance(v, Tensor) else v for k, v in values.items()}
 
 
 def _out(values: dict[str, Any]) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def method_class(name: str) -> type[Method]:
 def make(name: str, settings: Mapping[str, Any] | None = None) -> Method:
     """A method with hyper-parameters. Text values, as from a command line, are read by their field's type."""
     cls = method_class(name)
-    hints = get_type_hints(cls)
+    hints = get_type_hints(cls, include_extras=True)
     known = [field.name for field in fields(cls)]
     values: dict[str, Any] = {}
     for key, value in (settings or {}).items():
@@ -58,7 +58,14 @@ def make(name: str, settings: Mapping[str, Any] | None = None) -> Method:
                 raise FedkinError(f"method {name!r} has no hyper-parameters, but {key!r} was given")
             raise unknown(f"hyper-parameter of {name}", key, known)
         try:
-            values[key] = TypeAdapter(hints[key]).validate_python(value)
+            values[key] = _read(TypeAdapter(hints[key]), value)
         except ValidationError as error:
             raise FedkinError(one_sentence(error, f"{name}'s {key}")) from None
     return cls(**values)
+
+
+def _read(kind: TypeAdapter[Any], value: Any) -> Any:
+    """A value of the field's kind; text may also be JSON, for lists."""
+    if isinstance(value, str) and value.startswith("["):
+        return kind.validate_json(value)
+    return kind.validate_python(value)

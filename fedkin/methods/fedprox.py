@@ -14,6 +14,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedkin.client import Client
+from fedkin.config import Nonnegative
 from fedkin.method import Judged, Message, Method, Mixing, Replies, State
 from fedkin.mixing import same_for_all, weighted_mean
 
@@ -28,7 +29,7 @@ class FedProx(Method):
     judged: ClassVar[Judged] = Judged(model="global")
     vectorizes: ClassVar[tuple[str, ...]] = ("train",)
 
-    mu: float = 1.0
+    mu: Nonnegative = 1.0
 
     def local(self, client: Client, message: Message) -> Message:
         """Local epochs of SGD with the proximal term in every gradient."""

@@ -8,7 +8,7 @@ Every model of the catalogue is an `nn.Sequential` of named layers whose last on
 """
 
 from fedkin.models.building import ModelLike, build
-from fedkin.models.catalogue import ModelCard, default_for, describe, names
+from fedkin.models.catalogue import ModelCard, default_for, describe, names, supervisor_for
 from fedkin.models.layers import Shape
 
-__all__ = ["ModelCard", "ModelLike", "Shape", "build", "default_for", "describe", "names"]
+__all__ = ["ModelCard", "ModelLike", "Shape", "build", "default_for", "describe", "names", "supervisor_for"]

@@ -62,9 +62,7 @@ def _call(source: object, shape: Shape, classes: int) -> nn.Module:
         built = source(**given)
     except Exception as error:
         call = ", ".join(f"{name}={fact}" for name, fact in given.items())
-        raise FedkinError(
-            f"model {label!r} fails when called as {label}({call}): {_one_line(error)}"
-        ) from error
+        raise FedkinError(f"model {label!r} fails when called as {label}({call}): {_one_line(error)}") from error
     if not isinstance(built, nn.Module):
         raise FedkinError(f"{label!r} returns {type(built).__name__}, but an nn.Module is expected")
     return built
@@ -84,25 +82,19 @@ def _check(model: nn.Module, label: str, shape: Shape, classes: int) -> None:
         with torch.no_grad():
             out = model(torch.zeros(2, *shape, dtype=like.dtype, device=like.device))
     except Exception as error:
-        raise FedkinError(
-            f"model {label!r} cannot take samples of shape {shape}: {_one_line(error)}"
-        ) from error
+        raise FedkinError(f"model {label!r} cannot take samples of shape {shape}: {_one_line(error)}") from error
     finally:
         for module, training in modes:
             module.training = training
     if not isinstance(out, Tensor):
-        raise FedkinError(
-            f"model {label!r} gives {type(out).__name__}, but a tensor [samples, classes] is expected"
-        )
+        raise FedkinError(f"model {label!r} gives {type(out).__name__}, but a tensor [samples, classes] is expected")
     if out.ndim != 2 or len(out) != 2:
         raise FedkinError(
             f"model {label!r} gives an output of shape {tuple(out.shape)} for 2 samples of shape {shape}, "
             f"but (2, {classes}) is expected"
         )
     if out.shape[1] < classes:
-        raise FedkinError(
-            f"model {label!r} gives {out.shape[1]} outputs a sample, but the data have {classes} classes"
-        )
+        raise FedkinError(f"model {label!r} gives {out.shape[1]} outputs a sample, but the data have {classes} classes")
 
 
 def _name(source: object) -> str:

@@ -10,7 +10,7 @@ from torch import nn
 
 from fedkin.errors import FedkinError, unknown
 from fedkin.models.cnn import alexnet, cnn1d, small_cnn, three_conv
-from fedkin.models.dense import mlp, mnist_nn
+from fedkin.models.dense import mlp, mlp_sixth, mnist_nn
 from fedkin.models.layers import Shape
 from fedkin.models.lenet import lenet5, lenet5_bn, lenet5_sixth, spfl_cnn
 from fedkin.models.mobilenet import mobilenetv2
@@ -44,9 +44,7 @@ class ModelCard:
         """Raise an error if samples of this shape are not for this model."""
         axes = {"image": 3, "window": 2, "any": len(shape)}[self.takes]
         if len(shape) != axes or min(shape[1:], default=self.smallest) < self.smallest:
-            raise FedkinError(
-                f"model {self.name!r} cannot take samples of shape {shape}: it needs {self.needs}"
-            )
+            raise FedkinError(f"model {self.name!r} cannot take samples of shape {shape}: it needs {self.needs}")
 
 
 _ALP = "FedALP, section 3.1"
@@ -63,10 +61,9 @@ _CARDS = (
     ModelCard("lenet5", _SUP, "LeNet-5 with ReLU and max pools", "image", 16, lenet5),
     ModelCard("lenet5-sixth", _SUP, "a sixth of LeNet-5, the usual supervisor", "image", 16, lenet5_sixth),
     ModelCard("small-cnn", _SUP, "3 convolutions 3x3, the smallest supervisor", "image", 4, small_cnn),
-    ModelCard(
-        "small-transformer", _SUP, "4x4 patches, the largest supervisor", "image", 8, small_transformer
-    ),
+    ModelCard("small-transformer", _SUP, "4x4 patches, the largest supervisor", "image", 8, small_transformer),
     ModelCard("mlp", "fedkin", "2 hidden layers of 64", "any", 1, mlp),
+    ModelCard("mlp-sixth", "fedkin", "2 hidden layers of 16, a supervisor for any samples", "any", 1, mlp_sixth),
     ModelCard("cnn1d", "fedkin", "2 convolutions along the time (32, 64), FC 64", "window", 16, cnn1d),
 )
 _BY_NAME = {card.name: card for card in _CARDS}
@@ -91,3 +88,8 @@ def default_for(shape: Shape) -> str:
     if len(shape) == 2 and shape[1] >= describe("cnn1d").smallest:
         return "cnn1d"
     return "mlp"
+
+
+def supervisor_for(shape: Shape) -> str:
+    """The name of a network of about a sixth of the default one, FedSimSup's usual supervisor."""
+    return "lenet5-sixth" if len(shape) == 3 and min(shape[1:]) >= describe("lenet5-sixth").smallest else "mlp-sixth"

@@ -12,6 +12,11 @@ def mlp(shape: Shape, classes: int) -> nn.Sequential:
     return with_head({}, shape, 64, 64, classes)
 
 
+def mlp_sixth(shape: Shape, classes: int) -> nn.Sequential:
+    """Two hidden layers of 16, on small samples a sixth of `mlp`. [n, *shape] -> [n, classes]."""
+    return with_head({}, shape, 16, 16, classes)
+
+
 def mnist_nn(shape: Shape, classes: int) -> nn.Sequential:
     """FedALP's MNIST-NN, one hidden layer. [n, *shape] -> [n, classes].
 

@@ -25,9 +25,7 @@ def compare(results: Sequence[Result]) -> Figure:
         (line,) = rounds.plot(at, middle, label=method)
         if len(runs) > 1:
             spread = curves.std(0, ddof=1)
-            rounds.fill_between(
-                at, middle - spread, middle + spread, color=line.get_color(), alpha=0.2, linewidth=0
-            )
+            rounds.fill_between(at, middle - spread, middle + spread, color=line.get_color(), alpha=0.2, linewidth=0)
         ordered = 100 * np.mean([sorted(run.score.clients) for run in runs], axis=0)
         clients.plot(np.arange(1, len(ordered) + 1), ordered, ".-", color=line.get_color(), label=method)
     rounds.set(xlabel="round", ylabel="accuracy (%)", title="Mean over clients, own test sets")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fedkin.errors import FedkinError
@@ -14,6 +16,18 @@ class CannotWrite(FedkinError):
 
     def __init__(self, path: Path, error: OSError) -> None:
         super().__init__(f"cannot write {path}: {error.strerror or error}")
+
+
+@contextmanager
+def resumable(run: Path) -> Iterator[None]:
+    """Where a file of a run cannot be written, say how to go on once it can."""
+    try:
+        yield
+    except CannotWrite as error:
+        raise FedkinError(
+            f"{error}; what was written before is whole, and once there is room the run goes on with: "
+            f"fedkin run --resume {shlex.quote(str(run))}"
+        ) from error
 
 
 def make_folder(path: Path) -> None:

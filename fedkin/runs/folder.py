@@ -16,9 +16,7 @@ from __future__ import annotations
 import json
 import math
 import platform
-import shlex
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
@@ -29,7 +27,7 @@ from fedkin.errors import FedkinError
 from fedkin.result import Models, Round
 from fedkin.runs import checkpoint
 from fedkin.runs.checkpoint import Checkpoint
-from fedkin.runs.files import CannotWrite, append_line, make_folder, write_whole
+from fedkin.runs.files import append_line, make_folder, resumable, write_whole
 
 CONFIG, METRICS, TIMINGS, MODELS, RESULT = (
     "config.json",
@@ -96,7 +94,7 @@ class RunFolder:
 
     def add(self, round: Round, seconds: Mapping[str, float]) -> None:
         """Write down one round."""
-        with self._resumable():
+        with resumable(self.path):
             append_line(self.path / METRICS, json.dumps(round.to_json()))
             append_line(self.path / TIMINGS, json.dumps({"round": round.round, **seconds}))
 
@@ -110,7 +108,7 @@ class RunFolder:
 
     def checkpoint(self, point: Checkpoint) -> None:
         """Make it possible to resume here."""
-        with self._resumable():
+        with resumable(self.path):
             checkpoint.save(self.path / "checkpoints", point)
 
     def rewind(self) -> tuple[Checkpoint | None, list[str]]:
@@ -119,17 +117,15 @@ class RunFolder:
         last = point.round if point else 0
         kept = {name: [line for line in self._lines(name) if line["round"] <= last] for name in LINES}
         if len(kept[METRICS]) != last:
-            raise FedkinError(
-                f"{self.path / METRICS} lacks rounds that its checkpoint counts: it was altered"
-            )
-        with self._resumable():
+            raise FedkinError(f"{self.path / METRICS} lacks rounds that its checkpoint counts: it was altered")
+        with resumable(self.path):
             for name, lines in kept.items():
                 write_whole(self.path / name, "".join(json.dumps(line) + "\n" for line in lines).encode())
         return point, complaints
 
     def finish(self, models: Models, summary: Mapping[str, Any]) -> None:
         """Write the final models and the summary."""
-        with self._resumable():
+        with resumable(self.path):
             write_whole(self.path / MODELS, models.to_bytes())
             self._json(RESULT, summary)
 
@@ -154,14 +150,3 @@ class RunFolder:
                 break
             lines.append(line)
         return lines
-
-    @contextmanager
-    def _resumable(self) -> Iterator[None]:
-        """Where writing fails, say how to go on once it is possible again."""
-        try:
-            yield
-        except CannotWrite as error:
-            raise FedkinError(
-                f"{error}; what was written before is whole, and once there is room the run goes on with: "
-                f"fedkin run --resume {shlex.quote(str(self.path))}"
-            ) from error

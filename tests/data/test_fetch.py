@@ -112,9 +112,7 @@ def test_a_file_the_server_does_not_have_is_told_with_its_code(server: Server, t
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_connection_that_ends_early_is_told_and_nothing_is_left_behind(
-    server: Server, tmp_path: Path
-) -> None:
+def test_a_connection_that_ends_early_is_told_and_nothing_is_left_behind(server: Server, tmp_path: Path) -> None:
     server.promised_extra = 10
     with pytest.raises(FedkinError, match="could not be downloaded"):
         fetch.download(f"{server.address}/a.bin", tmp_path / "a.bin", None)
@@ -185,9 +183,7 @@ def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
 
 
 def idx(values: bytes, *shape: int) -> bytes:
-    return gzip.compress(
-        bytes([0, 0, 8, len(shape)]) + b"".join(n.to_bytes(4, "big") for n in shape) + values
-    )
+    return gzip.compress(bytes([0, 0, 8, len(shape)]) + b"".join(n.to_bytes(4, "big") for n in shape) + values)
 
 
 @pytest.fixture
@@ -223,9 +219,7 @@ def test_prepare_does_nothing_when_all_is_there(mnist: Server, tmp_path: Path) -
     assert mnist.asked == []
 
 
-def test_a_failed_download_says_which_files_belong_where_and_who_has_them(
-    mnist: Server, tmp_path: Path
-) -> None:
+def test_a_failed_download_says_which_files_belong_where_and_who_has_them(mnist: Server, tmp_path: Path) -> None:
     mnist.files.pop("/t10k-labels-idx1-ubyte.gz")
     with pytest.raises(FedkinError) as caught:
         catalogue.load("mnist", tmp_path)

@@ -466,9 +466,7 @@ def test_domains_are_cut_label_iid() -> None:
     """pFedSim B.3: each domain becomes 20 clients."""
     y = np.tile(np.arange(5), 400)
     owner = np.repeat(np.arange(4), 500)
-    data = replace(
-        dataset([400] * 5), y=y, owner=owner, owners=("art_painting", "cartoon", "photo", "sketch")
-    )
+    data = replace(dataset([400] * 5), y=y, owner=owner, owners=("art_painting", "cartoon", "photo", "sketch"))
     parts = split(data, "natural", 80, 0)
     assert parts.names[:2] == ("art_painting-00", "art_painting-01")
     assert parts.names[-1] == "sketch-19"

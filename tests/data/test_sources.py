@@ -289,9 +289,7 @@ def test_tiny_imagenet_takes_names_from_words_and_its_validation_images_as_test(
     (folder / "val" / "val_annotations.txt").write_text(
         "val_0.png\tn02123045\t0\t0\t9\t9\nval_1.png\tn01443537\t0\t0\t9\t9\n"
     )
-    (folder / "words.txt").write_text(
-        "n01443537\tgoldfish, Carassius auratus\nn02123045\ttabby, tabby cat\nn9\tx\n"
-    )
+    (folder / "words.txt").write_text("n01443537\tgoldfish, Carassius auratus\nn02123045\ttabby, tabby cat\nn9\tx\n")
     data = catalogue.load("tiny-imagenet", tmp_path, download=False)
     assert data.classes == ("goldfish", "tabby")
     assert data.x.shape == (6, 3, 64, 64)

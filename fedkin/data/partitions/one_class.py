@@ -9,9 +9,7 @@ from fedkin.data.partitions.task import Assignment, Task, need, place_in_group, 
 TRAIN, TEST = 500, 100
 
 
-def one_class(
-    task: Task, rng: np.random.Generator, train: int | None = None, test: int | None = None
-) -> Assignment:
+def one_class(task: Task, rng: np.random.Generator, train: int | None = None, test: int | None = None) -> Assignment:
     """Client i owns samples of class i mod K only, by default 500 to train and 100 to test.
 
     Training samples come from the publisher's training file. Test samples come from its test file
@@ -48,9 +46,7 @@ def one_class(
     return Assignment(np.where(trains | tests, nth_owner * n_classes + task.y, -1), held_out=tests)
 
 
-def _amounts(
-    task: Task, owners: int, in_train_file: int, train: int | None, test: int | None
-) -> tuple[int, int]:
+def _amounts(task: Task, owners: int, in_train_file: int, train: int | None, test: int | None) -> tuple[int, int]:
     """Samples a client trains and tests on, for so many owners of a class and the rarest class."""
     as_paper = train is None and test is None
     if train is None:

@@ -113,9 +113,7 @@ def hold_out(client: Indices, y: Indices, ratio: float, rng: np.random.Generator
     total = counts.sum(axis=1)
     extra = np.clip(np.rint(ratio * total), 1, total - 1).astype(np.int64) - quota.sum(axis=1)
     # The tiny random number breaks ties, so that no class is favoured for its position.
-    wish = (
-        ratio * counts - quota - (counts == quota + 1) - 2.0 * (counts == 0) + 1e-9 * rng.random(counts.shape)
-    )
+    wish = ratio * counts - quota - (counts == quota + 1) - 2.0 * (counts == 0) + 1e-9 * rng.random(counts.shape)
     rank = np.argsort(np.argsort(-wish, axis=1), axis=1)
     quota += rank < extra[:, None]
 

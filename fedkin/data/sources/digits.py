@@ -111,9 +111,7 @@ def _read_svhn(folder: Path) -> Arrays:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise FedkinError(f"{path} is not one of SVHN's .mat files: {error}") from error
         if x.shape != (len(y), 3, 32, 32):
-            raise FedkinError(
-                f"{path} has images {x.shape} and {len(y)} labels, ({len(y)}, 3, 32, 32) expected"
-            )
+            raise FedkinError(f"{path} has images {x.shape} and {len(y)} labels, ({len(y)}, 3, 32, 32) expected")
         return x, y.astype(np.uint8)
 
     return _joined(part("train"), part("test"))

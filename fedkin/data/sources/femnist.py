@@ -71,9 +71,7 @@ def _read_file(path: Path) -> tuple[Pixels, list[int], list[str]]:
             x = np.rint(np.array(samples["x"]) * 255).astype(np.uint8).reshape(-1, 1, 28, 28)
             y = [int(label) for label in samples["y"]]
             if len(x) != len(y) or not all(0 <= label < len(CHARACTERS) for label in y):
-                raise ValueError(
-                    f"{writer} has {len(x)} images and {len(y)} labels, or labels beyond 0 to 61"
-                )
+                raise ValueError(f"{writer} has {len(x)} images and {len(y)} labels, or labels beyond 0 to 61")
             images.append(x)
             labels += y
             names += [writer] * len(y)

@@ -139,9 +139,7 @@ def read_mnist_by_writer(root: Path) -> Dataset:
             f"{len(rows)} rows for {len(mnist)} digits, or other digits in column 0"
         )
     writers, owner = np.unique(rows[:, 2], return_inverse=True)
-    return replace(
-        mnist, name="mnist-by-writer", owner=owner, owners=tuple(f"writer {w}" for w in writers.tolist())
-    )
+    return replace(mnist, name="mnist-by-writer", owner=owner, owners=tuple(f"writer {w}" for w in writers.tolist()))
 
 
 def _emnist_files(split: str) -> tuple[str, ...]:
@@ -219,9 +217,7 @@ def _emnist(split: str, description: str, samples: int) -> Entry:
         home=EMNIST_HOME,
         licence="none stated; derived from NIST Special Database 19",
         read=partial(read_emnist, split=split),
-        parts=(
-            Part("emnist", _emnist_files(split), EMNIST_HOME, (EMNIST_ARCHIVE,), elsewhere=("emnist/gzip",)),
-        ),
+        parts=(Part("emnist", _emnist_files(split), EMNIST_HOME, (EMNIST_ARCHIVE,), elsewhere=("emnist/gzip",)),),
     )
 
 

@@ -237,9 +237,7 @@ ENTRIES = (
         home=CINIC_HOME,
         licence="CC BY 4.0",
         read=read_cinic10,
-        parts=(
-            Part("CINIC-10", ("train", "valid", "test"), CINIC_HOME, (CINIC_ARCHIVE,), compact="cinic32.npz"),
-        ),
+        parts=(Part("CINIC-10", ("train", "valid", "test"), CINIC_HOME, (CINIC_ARCHIVE,), compact="cinic32.npz"),),
     ),
     Entry(
         name="tiny-imagenet",
