@@ -16,9 +16,10 @@ from torch import nn
 
 from fedkin import methods, models, randomness
 from fedkin.config import SHARED, WHERE, Config
-from fedkin.data.federation import Federation
+from fedkin.data.federation import Federation, is_folder
 from fedkin.engine import shared_workers
 from fedkin.errors import FedkinError, unknown
+from fedkin.layout import Layout
 from fedkin.method import Method
 from fedkin.result import Result
 from fedkin.runs.folder import RunFolder, refuse_full
@@ -94,7 +95,7 @@ def prepare(
     own, hyper = _sort(cls, settings)
     if isinstance(method, str):
         made = methods.make(method, hyper)
-        name = method
+        name = _whole_path(method)
     elif hyper:
         raise FedkinError(f"{', '.join(hyper)}: hyper-parameters go into the {cls.__name__} object that was given")
     else:
@@ -105,9 +106,13 @@ def prepare(
         values |= {"data": _name(data), "clients": len(data)}
     else:
         values["data"] = data
-    values["model"] = model if isinstance(model, str) or model is None else _name(model)
+        if is_folder(data):
+            values |= _folder_settings(Path(data), own)
+    values["model"] = _whole_path(model) if isinstance(model, str) else None if model is None else _name(model)
     config = Config.of(values)
     federation = data if isinstance(data, Federation) else Federation.of(config)
+    if not isinstance(data, Federation) and is_folder(data) and own.get("clients", 0) not in (0, len(federation)):
+        raise FedkinError(f"{data} holds {len(federation)} clients, but {own['clients']} were asked for")
     config = config.model_copy(update={"clients": len(federation)})
     module, chosen = _module(config, federation, model)
     if config.model is None:
@@ -119,7 +124,25 @@ def prepare(
         if batch != config.batch:
             notes.append(f"batch {batch} in place of the paper's {config.batch}, which is too large for these clients")
             config = config.model_copy(update={"batch": batch})
-    return Setup(config, made, federation, module, tuple(notes))
+    setup = Setup(config, made, federation, module, tuple(notes))
+    # What would fail later fails here, before anything is written.
+    Layout(module, config.classifier)
+    _ = setup.vectorized
+    return setup
+
+
+def _whole_path(reference: str) -> str:
+    """`file.py:Class` with the file's whole path, so that a run can be resumed from anywhere."""
+    file, colon, name = reference.rpartition(":")
+    return f"{Path(file).expanduser().resolve()}:{name}" if colon and file.endswith(".py") else reference
+
+
+def _folder_settings(path: Path, own: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a run on a user's folder, which says itself who owns what."""
+    for name in ("partition", "pool"):
+        if own.get(name, "natural") != "natural":
+            raise FedkinError(f"the folders in {path} are the clients, so {name} cannot be given")
+    return {"data": str(path.resolve()), "partition": "natural"}
 
 
 def fitting_batch(batch: int, federation: Federation) -> int:
@@ -159,8 +182,8 @@ def _module(config: Config, federation: Federation, model: Model | None) -> tupl
 
 def check_device(device: str) -> None:
     """Refuse a device that is not there."""
-    kind = device.split(":")[0]
-    if kind not in ("auto", "cpu", "cuda", "mps"):
+    kind, colon, number = device.partition(":")
+    if kind not in ("auto", "cpu", "cuda", "mps") or (colon and not number.isdecimal()):
         raise unknown("device", device, ("auto", "cpu", "cuda", "mps"))
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not there.get(kind, True):
@@ -210,7 +233,8 @@ def compare(
     results: dict[str, list[Result]] = {}
     with shared_workers(settings.get("workers")):
         for name, seed, setup in setups:
-            path = Path(out) / f"{Path(name).stem}-s{seed}" if out is not None else None
+            label = Path(name).name.replace(".py:", "-")
+            path = Path(out) / f"{label}-s{seed}" if out is not None else None
             folder = RunFolder.create(path, setup.config, describe(setup)) if path else None
             with show(f"{name} seed {seed}", setup.config.rounds) if show else nullcontext() as watch:
                 results.setdefault(name, []).append(simulate(setup, folder, watch))

@@ -58,7 +58,9 @@ class Networks:
 
     def __getitem__(self, name: str) -> Bound:
         if name not in self._bound:
-            self._bound[name] = Bound(self.build(name))
+            # Whether a network is here already must not change what is drawn after it.
+            with torch.random.fork_rng():
+                self._bound[name] = Bound(self.build(name))
         return self._bound[name]
 
     def build(self, name: str) -> nn.Module:
@@ -200,6 +202,15 @@ class Client:
         """A model [D] as a function from inputs to class scores, in evaluation mode."""
         return self.bound.eval(w)
 
+    def together(self, w: Tensor, second: tuple[str, Tensor] | None) -> Predictor:
+        """A model [D] with, if there is one, a second network whose class scores are added."""
+        model = self.model(w)
+        if second is None:
+            return model
+        name, numbers = second
+        other = self.network(name).eval(numbers)
+        return lambda x: model(x) + other(x)
+
     @torch.inference_mode()
     def losses(self, models: Tensor) -> Tensor:
         """Mean losses [M] of models [M, D] on this client's training samples."""
@@ -227,8 +238,9 @@ class Client:
 
     def drawn(self, name: str) -> Tensor:
         """Initial numbers of another network: this client's own draw, the same whenever it is asked for."""
+        layout = self.networks[name].layout
         with randomness.seeded_globally(self.seed, f"init/{name}", 0, self.id):
-            return self.networks[name].layout.flatten(self.networks.build(name))
+            return layout.flatten(self.networks.build(name))
 
     def test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Test inputs [B, ...] and labels [B]."""

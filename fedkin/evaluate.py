@@ -91,7 +91,7 @@ class Evaluator:
 def serves_models(method: Method) -> bool:
     """Whether a client's model is just the vector `w` that the server serves, with nothing private in it."""
     cls = type(method)
-    return cls.personalise is Method.personalise and cls.predictor is Method.predictor
+    return all(getattr(cls, half) is getattr(Method, half) for half in ("personalise", "predictor", "beside"))
 
 
 class Fingerprints:

@@ -27,6 +27,8 @@ from fedkin.runs.files import make_folder, write_whole
 from fedkin.runs.folder import RunFolder
 
 KEY = "fedkin"
+BESIDE = "beside."
+"""Prefix of a second network's tensors."""
 ABOUT = {"model", "shape", "pixels", "mean", "std", "classes", "client"}
 
 
@@ -34,9 +36,10 @@ ABOUT = {"model", "shape", "pixels", "mean", "std", "classes", "client"}
 class Personal:
     """A client's model, ready to classify."""
 
-    module: nn.Module
+    networks: Mapping[str, nn.Module]
+    """The model, and where a method has one a second network whose scores are added; by prefix of their tensors."""
     about: Mapping[str, Any]
-    """What `ABOUT` lists."""
+    """What `ABOUT` lists, and the name of the second network as `beside`."""
 
     @staticmethod
     def from_run(folder: RunFolder, client: int) -> Personal:
@@ -47,13 +50,15 @@ class Personal:
                 f"the run in {folder.path} was given its network as a Python object, which cannot be built "
                 "from here: give --model as a name or as file.py:Class"
             )
-        vector = folder.models()[client]
+        trained = folder.models()
+        vector, second = trained[client], trained.beside.get(client)
         kept = {name: about[name] for name in ("shape", "pixels", "mean", "std", "classes")}
         about = {"model": config.model, **kept, "client": about["clients"][client]}
-        module = _module(about)
-        layout = Layout(module, config.classifier)
-        module.load_state_dict(layout.tensors(vector.float()), strict=False)
-        return Personal(module.eval(), about)
+        about |= {"beside": second[0]} if second else {}
+        networks = _networks(about)
+        for network, numbers in zip(networks.values(), (vector, *([second[1]] if second else [])), strict=True):
+            network.load_state_dict(Layout(network).tensors(numbers.float()), strict=False)
+        return Personal(networks, about)
 
     @staticmethod
     def from_file(path: Path) -> Personal:
@@ -68,17 +73,18 @@ class Personal:
             raise FedkinError(f"{path} is not a model that fedkin exported: {error}") from None
         if not isinstance(about, dict) or not about.keys() >= ABOUT:
             raise FedkinError(f"{path} is not a model that fedkin exported: it does not say what it is")
-        module = _module(about)
-        shapes = {name: shape for name, (_, shape) in Layout(module).columns.items()}
-        if {name: tensor.shape for name, tensor in tensors.items()} != shapes:
+        networks = _networks(about)
+        expected = {name: tensor.shape for name, tensor in _named(networks).items()}
+        if {name: tensor.shape for name, tensor in tensors.items()} != expected:
             raise FedkinError(f"{path} is damaged: its tensors are not those of a model {about['model']}")
-        module.load_state_dict(tensors, strict=False)
-        return Personal(module.eval(), about)
+        for prefix, network in networks.items():
+            own = {k.removeprefix(prefix): v for k, v in tensors.items() if _home(k, networks) == prefix}
+            network.load_state_dict(own, strict=False)
+        return Personal(networks, about)
 
     def save(self, path: Path) -> None:
         """Write the model and what it takes to use it."""
-        layout = Layout(self.module)
-        tensors = {k: v.numpy() for k, v in layout.tensors(layout.flatten(self.module)).items()}
+        tensors = {name: tensor.numpy() for name, tensor in _named(self.networks).items()}
         make_folder(path.parent)
         write_whole(path, safetensors.numpy.save(tensors, metadata={KEY: json.dumps(dict(self.about))}))
 
@@ -95,7 +101,8 @@ class Personal:
     @torch.inference_mode()
     def predict(self, sample: np.ndarray[Any, Any]) -> dict[str, float]:
         """Class names to probabilities, the most likely first."""
-        scores = self.module(self.inputs(sample))[0, : len(self.about["classes"])]
+        x, classes = self.inputs(sample), len(self.about["classes"])
+        scores = torch.stack([network(x)[0, :classes] for network in self.networks.values()]).sum(0)
         chances = zip(self.about["classes"], scores.softmax(0).tolist(), strict=True)
         return dict(sorted(chances, key=lambda pair: -pair[1]))
 
@@ -129,5 +136,23 @@ def _array(path: Path) -> np.ndarray[Any, Any]:
     return array
 
 
-def _module(about: Mapping[str, Any]) -> nn.Module:
-    return models.build(about["model"], tuple(about["shape"]), len(about["classes"]))
+def _networks(about: Mapping[str, Any]) -> dict[str, nn.Module]:
+    shape, classes = tuple(about["shape"]), len(about["classes"])
+    networks = {"": models.build(about["model"], shape, classes).eval()}
+    if "beside" in about:
+        networks[BESIDE] = models.build(about["beside"], shape, classes).eval()
+    return networks
+
+
+def _named(networks: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    """All numbers of the networks by name, those of the second one with its prefix."""
+    named: dict[str, Tensor] = {}
+    for prefix, network in networks.items():
+        layout = Layout(network)
+        named |= {prefix + name: tensor for name, tensor in layout.tensors(layout.flatten(network)).items()}
+    return named
+
+
+def _home(name: str, networks: Mapping[str, nn.Module]) -> str:
+    """The prefix of the network that a tensor belongs to."""
+    return BESIDE if BESIDE in networks and name.startswith(BESIDE) else ""

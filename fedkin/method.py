@@ -154,13 +154,20 @@ class Method:
         w: Tensor = message["w"]
         return w
 
+    def beside(self, client: Client) -> tuple[str, Tensor] | None:
+        """A private network, by name and numbers, whose class scores are added to the model's."""
+        return None
+
     def predictor(self, client: Client, message: Message) -> Predictor:
         """How the client classifies, from what `serve` sent and what it keeps in private."""
-        return client.model(self.personalise(client, message))
+        return client.together(self.personalise(client, message), self.beside(client))
 
     def finetune(self, client: Client, message: Message, steps: int, lr: float) -> Predictor:
         """How the client classifies after fine-tuning its model, by at most one pass over its samples."""
-        return client.model(client.sgd(self.personalise(client, message), epochs=1, most=steps, lr=lr))
+        second = self.beside(client)
+        fixed = client.network(second[0]).eval(second[1]) if second else None
+        tuned = client.sgd(self.personalise(client, message), epochs=1, most=steps, lr=lr, beside=fixed)
+        return client.together(tuned, second)
 
 
 def byte_count(message: Message) -> int:

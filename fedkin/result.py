@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +57,8 @@ class Models:
     """[M, D] different models."""
     row_of: list[int]
     """[N] client to its row."""
+    beside: dict[int, tuple[str, Tensor]] = field(default_factory=dict)
+    """Client to a second network, by name and numbers, whose class scores are added to its model's."""
 
     def __len__(self) -> int:
         return len(self.row_of)
@@ -69,14 +71,21 @@ class Models:
 
     def to_bytes(self) -> bytes:
         """As a safetensors file."""
-        return safetensors.numpy.save({"rows": self.rows.numpy(), "row_of": np.array(self.row_of, dtype=np.int64)})
+        arrays = {"rows": self.rows.numpy(), "row_of": np.array(self.row_of, dtype=np.int64)}
+        second = {f"beside/{i}/{name}": numbers.numpy() for i, (name, numbers) in self.beside.items()}
+        return safetensors.numpy.save(arrays | second)
 
     @staticmethod
     def from_bytes(content: bytes, name: str) -> Models:
         """The inverse of `to_bytes`."""
         try:
             arrays = safetensors.numpy.load(content)
-            return Models(torch.from_numpy(arrays["rows"]), arrays["row_of"].tolist())
+            beside = {}
+            for key in arrays:
+                if key.startswith("beside/"):
+                    _, client, network = key.split("/", 2)
+                    beside[int(client)] = (network, torch.from_numpy(arrays[key]))
+            return Models(torch.from_numpy(arrays["rows"]), arrays["row_of"].tolist(), beside)
         except (SafetensorError, KeyError) as error:
             raise FedkinError(f"{name} is damaged: {error}") from None
 

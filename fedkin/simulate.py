@@ -185,16 +185,19 @@ class Simulation:
         """Every client's model as it is now."""
         method, clients = self.setup.method, range(self.fed.clients)
         messages = [method.serve(self.state, i) for i in clients]
+        beside: dict[int, tuple[str, Tensor]] = {}
         if serves_models(method):
             vectors: list[Tensor] = [message["w"] for message in messages]
         else:
             calls = [([Job(i, messages[i], self.private.get(i, {}))],) for i in clients]
-            vectors = [vector for batch in self.engine.map("keep", calls) for vector in batch]
+            kept = [each for batch in self.engine.map("keep", calls) for each in batch]
+            vectors = [w for w, _ in kept]
+            beside = {i: second for i, (_, second) in enumerate(kept) if second is not None}
         fingerprint = Fingerprints()
         prints = [fingerprint({"w": w}) for w in vectors]
         different = dict(zip(prints, vectors, strict=True))
         order = {p: k for k, p in enumerate(different)}
-        return Models(torch.stack(list(different.values())), [order[p] for p in prints])
+        return Models(torch.stack(list(different.values())), [order[p] for p in prints], beside)
 
     def checkpoint(self) -> Checkpoint:
         """All that is needed to go on from here."""

@@ -392,7 +392,7 @@ def test_images_of_any_size_and_colour_are_made_to_fit() -> None:
 
 def test_data_that_are_no_images_are_predicted_from_an_array() -> None:
     tables("own")
-    done("run", "fedavg", *TINY, "--data", "own", "--out", "run")
+    done("run", "fedavg", *TINY, "--data", "own", "--clients", "0", "--out", "run")
     np.save("sample.npy", np.array([1.0, 2.0]))
     said = done("predict", "run", "sample.npy", "--client", 0, "--json").json
     assert said.keys() == {"no", "yes"}
@@ -503,7 +503,7 @@ def tables(name: str, label: str = "yes", client: str = "anna") -> None:
 
 def test_names_that_look_like_markup_are_shown_as_they_are() -> None:
     tables("[bold]d[", label="[red]x[/blue]", client="[i]a")
-    said = done("run", "fedavg", *TINY, "--data", "[bold]d[", "--out", "[b]run", "--json")
+    said = done("run", "fedavg", *TINY, "--data", "[bold]d[", "--clients", "0", "--out", "[b]run", "--json")
     assert "fedavg on [bold]d[: " in said.out
     assert "run folder: [b]run" in said.out
     assert "[i]a" in said.json["per_client_accuracy"]

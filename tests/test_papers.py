@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,14 @@ from torch import Tensor, nn
 
 from fedkin import Federation, FedkinError, models, randomness
 from fedkin.data.dataset import Split
+from fedkin.export import Personal
 from fedkin.layout import Layout
 from fedkin.methods.fedalp import layer_weights
 from fedkin.methods.fedalp import ward as grouped
 from fedkin.methods.fedsimsup import FedSimSup, sat_out
 from fedkin.methods.pfedsim import minus_log
 from fedkin.methods.spfl import SPFL
+from fedkin.runs.folder import RunFolder
 from fedkin.similarity import boundary_cosine, cosine, label_cosine, loss_gain, norm_distance
 
 HEAD = ["classifier.weight", "classifier.bias"]
@@ -383,6 +386,18 @@ def test_each_client_may_have_its_own_kind_of_supervisor(pictures: Federation) -
     kinds = "lenet5-sixth,small-cnn,small-transformer"
     result = run("fedsimsup", pictures, model="lenet5", dtype="float32", supervisor=kinds, join=1.0, epochs=1)
     assert len(result.models) == 4
+
+
+def test_an_exported_model_takes_its_supervisor_along(tmp_path: Path, pictures: Federation) -> None:
+    """What the client was judged by is what it keeps."""
+    result = run("fedsimsup", pictures, model="lenet5", dtype="float32", join=1.0, epochs=1, out=tmp_path / "run")
+    for i, (_, _, test) in enumerate(pictures.owned):
+        personal = Personal.from_run(RunFolder.open(tmp_path / "run"), i)
+        personal.save(tmp_path / f"{i}.safetensors")
+        for model in (personal, Personal.from_file(tmp_path / f"{i}.safetensors")):
+            said = [next(iter(model.predict(pictures.data.x[row]))) for row in test]
+            right = sum(int(name) == y for name, y in zip(said, pictures.data.y[test], strict=True))
+            assert right == result.score.correct[i]
 
 
 def test_noise_on_label_proportions_grows_as_epsilon_shrinks(blobs: Federation) -> None:

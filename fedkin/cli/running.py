@@ -112,7 +112,7 @@ def _tell(result: Result) -> None:
     console = Console(soft_wrap=True, highlight=False)
     score, (best_round, best) = result.score, result.best
     console.print(
-        f"[bold]{escape(result.method)}[/bold] on {escape(result.config.data)}: "
+        f"[bold]{escape(result.method)}[/bold] on {escape(Path(result.config.data).name)}: "
         f"[bold]{100 * result.accuracy:.2f} %[/bold]"
     )
     console.print(f"  is the accuracy of the {score.describe()}, round {result.evaluated[-1].round}")

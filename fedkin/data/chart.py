@@ -49,7 +49,7 @@ def bubble_chart(labels: Indices, split: Split, classes: tuple[str, ...]) -> Fig
     axes.set(xlabel="client", ylabel="class", xlim=(-0.8, clients - 0.2), ylim=(-0.8, k - 0.2))
     axes.set_xticks(np.arange(0, clients, _stride(clients, 20)))
     named = np.arange(0, k, _stride(k, 40))
-    axes.set_yticks(named, [classes[c] if c < len(classes) else str(c) for c in named])
+    axes.set_yticks(named, [classes[c].replace("$", r"\$") if c < len(classes) else str(c) for c in named])
     axes.grid(alpha=0.2)
     axes.set_axisbelow(True)
     return figure

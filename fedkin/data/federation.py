@@ -78,10 +78,9 @@ class Federation:
     @classmethod
     def of(cls, config: Config) -> Federation:
         """What a run's settings ask for: a dataset split by a rule, or a folder of the user's own."""
-        known = config.data in catalogue.names()
-        if config.data and not known and Path(config.data).is_dir():
+        if is_folder(config.data):
             return cls.from_folder(config.data, test_ratio=config.test_ratio or 0.2, seed=config.seed)
-        if not known and "/" in config.data:
+        if "/" in config.data:
             raise FedkinError(f"there is no folder {config.data}")
         data = _load(config.data, catalogue.data_root())
         split = partition.split(data, config.partition, config.clients, config.seed, config.test_ratio, config.pool)
@@ -123,6 +122,11 @@ class Federation:
         """A federation from disk: one folder (or .npz or .csv file) per client; see `read_folder`."""
         data = read_folder(Path(path), size=size)
         return cls(data, partition.split_owned(data, None if data.is_test.any() else test_ratio, seed))
+
+
+def is_folder(data: str) -> bool:
+    """Whether `data` means a user's folder: a dataset of that name comes first."""
+    return bool(data) and data not in catalogue.names() and Path(data).is_dir()
 
 
 @lru_cache(maxsize=1)

@@ -73,12 +73,18 @@ class Processes:
     def __init__(self, site: Site, workers: int) -> None:
         self.own = _shared is None or _shared.workers != workers
         self.pool = Pool(workers) if self.own or _shared is None else _shared
+        self.folder = Path(tempfile.mkdtemp(dir=self.pool.folder))
         try:
-            self.folder = Path(tempfile.mkdtemp(dir=self.pool.folder))
             np.save(self.folder / "x.npy", site.x)
             (self.folder / "site").write_bytes(cloudpickle.dumps(replace(site, x=site.x[:0])))
             # Start all workers now, so that no round's time contains it.
             self.map("ready", [()] * workers)
+        except OSError as error:
+            self.close()
+            raise FedkinError(
+                f"cannot write the samples to {self.pool.folder} for the workers: {error.strerror or error}; set "
+                "TMPDIR to a folder with more room, or use --engine inline"
+            ) from error
         except BaseException:
             self.close()
             raise
@@ -107,7 +113,11 @@ class Processes:
 
 @contextmanager
 def _main_hidden() -> Iterator[None]:
-    """Keep spawned processes from importing the user's main script: all they need is sent to them."""
+    """Keep spawned processes from importing the user's main script: all they need is sent to them.
+
+    They also start with Ctrl-C blocked, which a terminal sends to all of them: ending them is our job.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     main = sys.modules["__main__"]
     names = ("__spec__", "__file__")
     hidden: dict[str, Any] = {name: vars(main).pop(name) for name in names if name in vars(main)}
@@ -116,10 +126,12 @@ def _main_hidden() -> Iterator[None]:
         yield
     finally:
         vars(main).update(hidden)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _begin(folder: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
     torch.set_num_threads(1)
 

@@ -187,14 +187,16 @@ class Worker:
         by_client = zip(clients, torch.cat(right).split(sizes), torch.cat(losses).split(sizes), strict=True)
         return [Scored(i, int(r.sum()), len(r), float(loss.double().sum())) for i, r, loss in by_client]
 
-    def keep(self, jobs: Sequence[Job]) -> list[Tensor]:
-        """Each client's own model as a vector [D]: the very one that `score` judges."""
-        vectors = []
+    def keep(self, jobs: Sequence[Job]) -> list[tuple[Tensor, tuple[str, Tensor] | None]]:
+        """Each client's own model as a vector [D], and what it has beside it: the very ones that `score` judges."""
+        kept = []
         for job in jobs:
             client = self.client(job, 0, "evaluate")
             with randomness.seeded_globally(self.site.seed, "evaluate/layers", 0, job.client):
-                vectors.append(self.site.method.personalise(client, self._here(job.message)).detach().cpu())
-        return vectors
+                w = self.site.method.personalise(client, self._here(job.message)).detach().cpu()
+                second = self.site.method.beside(client)
+            kept.append((w, (second[0], second[1].detach().cpu()) if second else None))
+        return kept
 
     def _here(self, values: dict[str, Any]) -> dict[str, Any]:
         # Copies, so that a method cannot reach into the server or into another client by accident.

@@ -25,8 +25,7 @@ from torch import Tensor
 from fedkin import models
 from fedkin.client import Client
 from fedkin.config import Count, Nonnegative
-from fedkin.layout import Bound
-from fedkin.method import Exchange, Message, Method, Mixing, Overview, Predictor, Replies, State
+from fedkin.method import Exchange, Message, Method, Mixing, Overview, Replies, State
 from fedkin.similarity import boundary_cosine, cosine, label_cosine
 
 
@@ -70,8 +69,8 @@ class FedSimSup(Method):
         """The supervisor under the model, then the model under the supervisor."""
         if client.exchange == "labels":
             return {"n": client.n, **({"labels": self.labels(client)} if self.similarity == "labels" else {})}
-        theta, (supervisor, s) = message["w"], self.supervision(client)
-        fixed = client.model(theta)
+        theta, (name, s) = message["w"], self.beside(client)
+        supervisor, fixed = client.network(name), client.model(theta)
         s = client.sgd(s, on=supervisor, beside=fixed, epochs=self.supervisor_epochs, purpose="supervisor")
         client.private["supervisor"] = s
         left = max(1, client.training.epochs - self.supervisor_epochs)
@@ -87,26 +86,13 @@ class FedSimSup(Method):
             counts = (counts + noise.to(counts)).clamp(min=0)
         return counts / counts.sum().clamp(min=1)
 
-    def supervision(self, client: Client) -> tuple[Bound, Tensor]:
-        """This client's supervisor network and its numbers."""
+    def beside(self, client: Client) -> tuple[str, Tensor]:
+        """This client's supervisor: its network and its numbers."""
         chosen = self.supervisor.split(",")
         name = chosen[client.id % len(chosen)].strip()
         name = models.supervisor_for(client.shape) if name == "auto" else name
         s = client.private.get("supervisor")
-        return client.network(name), client.drawn(name) if s is None else s
-
-    def predictor(self, client: Client, message: Message) -> Predictor:
-        """The sum of both class scores."""
-        supervisor, s = self.supervision(client)
-        model, beside = client.model(self.personalise(client, message)), supervisor.eval(s)
-        return lambda x: model(x) + beside(x)
-
-    def finetune(self, client: Client, message: Message, steps: int, lr: float) -> Predictor:
-        """The model alone is tuned, under its supervisor."""
-        supervisor, s = self.supervision(client)
-        beside = supervisor.eval(s)
-        model = client.model(client.sgd(message["w"], beside=beside, epochs=1, most=steps, lr=lr))
-        return lambda x: model(x) + beside(x)
+        return name, client.drawn(name) if s is None else s
 
     def aggregate(self, state: State, replies: Replies) -> Mixing | None:
         """Take over what participants trained; all others move towards those like them (8)."""
