@@ -67,7 +67,10 @@ class Bare:
             self.model.load_state_dict(self.start)
             optimizer = torch.optim.SGD(self.model.parameters(), LR)
             for _ in range(EPOCHS):
-                for batch in self.rows[i][torch.randperm(len(self.rows[i]))].split(BATCH):
+                batches = list(self.rows[i][torch.randperm(len(self.rows[i]))].split(BATCH))
+                if len(batches[-1]) == 1:  # batch norm cannot train on a single sample
+                    batches[-2:] = [torch.cat(batches[-2:])]
+                for batch in batches:
                     loss = nn.functional.cross_entropy(self.model(self.x[batch]), self.y[batch])
                     optimizer.zero_grad()
                     loss.backward()

@@ -18,6 +18,8 @@ from fedkin.errors import FedkinError
 from fedkin.layout import Block, Bound, Layout
 from fedkin.method import Predictor
 
+Objective = Callable[[Tensor, Tensor], Tensor]
+"""Inputs [B, ...] and labels [B] to a loss [] of the network in `client.bound`."""
 Correction = Callable[[Tensor, Tensor], object]
 """Changes a gradient [P] in place, given the parameters [P] it was taken at."""
 
@@ -110,12 +112,16 @@ class Client:
         """Random numbers for one purpose, the same whenever and wherever this round is run."""
         return randomness.generator(self.seed, purpose, self.round, self.id)
 
-    def rows(self, epochs: int, purpose: str = "batches") -> Iterator[Tensor]:
-        """Training rows [B], batch by batch: a new order every epoch."""
-        order, size = self.generator(f"{self.exchange}/{purpose}"), self.training.batch
+    def shuffled(self, epochs: int, purpose: str) -> Iterator[Tensor]:
+        """All training rows [n] in a new order, epoch by epoch."""
+        order = self.generator(f"{self.exchange}/{purpose}")
         for _ in range(epochs):
-            shuffled = self.train[torch.randperm(self.n, generator=order).to(self.train.device)]
-            batches = list(shuffled.split(size))
+            yield self.train[torch.randperm(self.n, generator=order).to(self.train.device)]
+
+    def rows(self, epochs: int, purpose: str) -> Iterator[Tensor]:
+        """Training rows [B], batch by batch."""
+        for shuffled in self.shuffled(epochs, purpose):
+            batches = list(shuffled.split(self.training.batch))
             # Batch norm cannot take the variance of a single sample, so it joins the batch before it.
             if len(batches) > 1 and len(batches[-1]) == 1 and self.layout.norm_statistics.ranges:
                 batches[-2:] = [torch.cat(batches[-2:])]
@@ -126,19 +132,31 @@ class Client:
         for rows in self.rows(self.training.epochs if epochs is None else epochs, purpose):
             yield self.samples.inputs(rows), self.samples.y[rows]
 
-    def gradient(self, x: Tensor, y: Tensor, *, on: Bound | None = None, beside: Predictor | None = None) -> Tensor:
+    def gradient(
+        self,
+        x: Tensor,
+        y: Tensor,
+        *,
+        on: Bound | None = None,
+        beside: Predictor | None = None,
+        objective: Objective | None = None,
+    ) -> Tensor:
         """The gradient [P] of the mean loss at `self.bound.w`; valid until the next call.
 
-        `on` takes it at another network; `beside` adds the scores of a fixed one to the prediction.
+        `on` takes it at another network; `beside` adds the scores of a fixed one to the prediction;
+        `objective(x, y)` is what to differentiate in place of the cross-entropy.
         """
         bound = on or self.bound
         bound.g.zero_()
-        scores = bound.module(x)
-        if beside is not None:
-            with torch.no_grad():
-                fixed = beside(x)
-            scores = scores + fixed
-        value = cross_entropy(scores, y)
+        if objective is not None:
+            value = objective(x, y)
+        else:
+            scores = bound.module(x)
+            if beside is not None:
+                with torch.no_grad():
+                    fixed = beside(x)
+                scores = scores + fixed
+            value = cross_entropy(scores, y)
         value.backward()
         self.steps += 1
         self.loss_sum = self.loss_sum + value.detach()
@@ -156,14 +174,15 @@ class Client:
         only: Block | None = None,
         on: Bound | None = None,
         beside: Predictor | None = None,
+        objective: Objective | None = None,
         purpose: str = "batches",
     ) -> Tensor:
         """The model [D] after local epochs of SGD from `start` [D].
 
         `repeats` steps are taken on every batch, and `most` in all; `correct(g, p)` may change each
         gradient in place before it is used; `only` leaves all other parameters as they are; `on` trains
-        another network; `beside` adds the scores of a fixed one to the prediction. What is not given
-        comes from the run's settings.
+        another network; `beside` adds the scores of a fixed one to the prediction; `objective(x, y)` is
+        minimised in place of the cross-entropy. What is not given comes from the run's settings.
         """
         bound, settings = on or self.bound, self.training
         lr = settings.lr if lr is None else lr
@@ -178,7 +197,7 @@ class Client:
             batches = self.batches(epochs, purpose)
             repeated = (batch for batch in batches for _ in range(repeats))
             for x, y in islice(repeated, most):
-                g = self.gradient(x, y, on=on, beside=beside)
+                g = self.gradient(x, y, on=on, beside=beside, objective=objective)
                 if settings.weight_decay:
                     g.add_(bound.p, alpha=settings.weight_decay)
                 if correct:

@@ -9,6 +9,7 @@ where it runs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import islice
 
@@ -17,12 +18,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.functional import cross_entropy
 
-from fedkin.client import Client, Correction
+from fedkin.client import Client, Correction, Objective
 from fedkin.layout import Block, Bound
 from fedkin.method import Predictor
 
 DENSE = (nn.Linear, nn.Flatten, nn.Identity, nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.LeakyReLU, nn.ELU)
-SIZE = 32
+SIZE = 64
 """Clients in a cohort at most."""
 
 
@@ -64,17 +65,18 @@ class Cohort(Client):
         only: Block | None = None,
         on: Bound | None = None,
         beside: Predictor | None = None,
+        objective: Objective | None = None,
         purpose: str = "batches",
     ) -> Tensor:
-        """The models [K, D] after local epochs of SGD from `start` [K, D]; without `on` and `beside`."""
+        """The models [K, D] after local epochs of SGD from `start` [K, D]; plainly."""
         assert on is None
         assert beside is None
+        assert objective is None
         settings = self.training
         epochs = settings.epochs if epochs is None else epochs
         lr = settings.lr if lr is None else lr
         step = (only or self.layout.parameters) & self.layout.parameters
         self.bound.module.train()
-        gradients = vmap(grad_and_value(self._loss))
         w = start.clone()
         p = self.layout.parameters.of(w)
         velocity = torch.zeros_like(p) if settings.momentum else None
@@ -83,7 +85,7 @@ class Cohort(Client):
         active = (weights.sum(2) > 0).to(w.dtype)
         for s in islice((s for s in range(rows.shape[1]) for _ in range(repeats)), most):
             x, y = self.samples.inputs(rows[:, s]), self.samples.y[rows[:, s]]
-            g, losses = gradients(p, x, y, weights[:, s])
+            g, losses = self._gradients(p, x, y, weights[:, s])
             if settings.weight_decay:
                 g.add_(p, alpha=settings.weight_decay)
             if correct:
@@ -107,21 +109,30 @@ class Cohort(Client):
             client.loss_sum = loss
             client.check_loss(lr)
 
-    def _loss(self, p: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        """Mean loss [] of one client's model [P] on its batch, leaving out the padding."""
-        scores = functional_call(self.bound.module, self.layout.tensors(p), (x,))
+    def _gradients(self, p: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients [K, P] and losses [K] of models [K, P] on their batches."""
+        parts = {
+            name: p[:, at : at + shape.numel()].reshape(len(p), *shape)
+            for name, (at, shape) in self.layout.columns.items()
+        }
+        gradients, losses = vmap(grad_and_value(self._loss))(parts, x, y, weight)
+        return torch.cat([gradients[name].flatten(1) for name in parts], dim=1), losses
+
+    def _loss(self, tensors: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        """Mean loss [] of one client's model on its batch, leaving out the padding."""
+        scores = functional_call(self.bound.module, tensors, (x,))
         return (cross_entropy(scores, y, reduction="none") * weight).sum() / weight.sum().clamp(min=1)
 
     def _schedule(self, epochs: int, purpose: str) -> tuple[Tensor, Tensor]:
         """Sample rows [K, S, B] of every step, and weights [K, S, B] that are 0 where they are padding."""
-        batches = [list(client.rows(epochs, purpose)) for client in self.clients]
-        steps = max(map(len, batches))
-        width = max(len(rows) for own in batches for rows in own)
+        size = min(self.training.batch, max(client.n for client in self.clients))
+        steps = [math.ceil(client.n / size) for client in self.clients]
         device = self.bound.w.device
-        rows = torch.zeros(len(batches), steps, width, dtype=torch.int64, device=device)
-        weights = torch.zeros(len(batches), steps, width, dtype=self.bound.w.dtype, device=device)
-        for k, own in enumerate(batches):
-            for s, batch in enumerate(own):
-                rows[k, s, : len(batch)] = batch
-                weights[k, s, : len(batch)] = 1
+        rows = torch.zeros(len(steps), epochs * max(steps), size, dtype=torch.int64, device=device)
+        weights = torch.zeros(rows.shape, dtype=self.bound.w.dtype, device=device)
+        for k, client in enumerate(self.clients):
+            for epoch, shuffled in enumerate(client.shuffled(epochs, purpose)):
+                at = slice(epoch * steps[k], (epoch + 1) * steps[k])
+                rows[k, at].view(-1)[: client.n] = shuffled
+                weights[k, at].view(-1)[: client.n] = 1
         return rows, weights

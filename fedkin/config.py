@@ -101,6 +101,11 @@ class Config(BaseModel):
     """Train all clients of a round at once; auto does it where that is faster."""
 
     @property
+    def data_name(self) -> str:
+        """The data in a word: the dataset's name, or the last part of a folder's path."""
+        return Path(self.data).name if Path(self.data).is_absolute() else self.data
+
+    @property
     def training(self) -> Training:
         """How clients take their local steps."""
         return Training(**{f.name: getattr(self, f.name) for f in fields(Training)})

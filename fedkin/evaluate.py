@@ -15,8 +15,8 @@ from fedkin.method import Message, Method, State
 from fedkin.scores import OWN, UNION, Score
 
 T = TypeVar("T")
-CALL_ROWS = 4096
-CALL_MODELS = 8
+CALL_ROWS = 2048
+CALL_MODELS = 2
 """How much goes into one call to a worker: test samples, and models. Fixed numbers, so that what is
 computed together never depends on how many workers there are."""
 

@@ -250,6 +250,18 @@ class Bound:
         self.load(w)
         return self.module.eval()
 
+    def features(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What the classifier is given for inputs [B, ...], and its class scores [B, K]: one forward pass."""
+        assert self.layout.classifier.ranges
+        seen: list[Tensor] = []
+        classifier = self.module.get_submodule(self.layout.classifier_name or "")
+        hook = classifier.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        try:
+            scores: Tensor = self.module(x)
+        finally:
+            hook.remove()
+        return seen[-1], scores
+
     @contextmanager
     def learning(self, block: Block) -> Iterator[None]:
         """Inside, gradients are computed for the parameters in `block` alone, to save the rest."""

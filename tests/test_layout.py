@@ -113,6 +113,16 @@ def test_a_step_on_the_vector_is_a_step_of_the_module() -> None:
     assert bound.module(torch.ones(1, 3)).abs().sum() == 0
 
 
+def test_features_are_what_the_classifier_is_given() -> None:
+    bound = Bound(Net())
+    x = torch.randn(5, 1, 8, 8)
+    features, scores = bound.features(x)
+    assert features.shape == (5, 4)
+    assert torch.equal(bound.module.d(features), scores)
+    scores.sum().backward()
+    assert bound.layout.layer("a").of(bound.g).abs().sum() > 0
+
+
 def test_gradients_outside_the_learning_block_are_not_computed() -> None:
     bound = Bound(Net())
     bound.g.fill_(7.0)

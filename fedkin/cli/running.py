@@ -62,7 +62,7 @@ def run(
             settings = file | settings | {"set": file.get("set", {}) | settings.get("set", {})}
             method = settings.pop("method", "fedavg")
         setup = api.prepare(method, **settings)
-        name = f"{Path(method).stem}-{Path(setup.config.data).name}-s{setup.config.seed}"
+        name = f"{Path(method).stem}-{setup.config.data_name}-s{setup.config.seed}"
         result = _simulate(setup, out or free_folder(name), method)
     _tell(result)
     if as_json:
@@ -112,7 +112,7 @@ def _tell(result: Result) -> None:
     console = Console(soft_wrap=True, highlight=False)
     score, (best_round, best) = result.score, result.best
     console.print(
-        f"[bold]{escape(result.method)}[/bold] on {escape(Path(result.config.data).name)}: "
+        f"[bold]{escape(result.method)}[/bold] on {escape(result.config.data_name)}: "
         f"[bold]{100 * result.accuracy:.2f} %[/bold]"
     )
     console.print(f"  is the accuracy of the {score.describe()}, round {result.evaluated[-1].round}")

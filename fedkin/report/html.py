@@ -34,7 +34,7 @@ def write(results: Mapping[str, Sequence[Result]], path: Path) -> None:
         clients=_part(_clients(results)),
         configs=configs,
         plotly=get_plotlyjs(),
-        data=Path(next(iter(results.values()))[0].config.data).name,
+        data=next(iter(results.values()))[0].config.data_name,
     )
     make_folder(path.parent)
     write_whole(path, page.encode())
