@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint benchmark clean
+.PHONY: demo test lint docs benchmark clean
 
 demo: .venv/.run
 	$(BIN)/fedkin demo
@@ -17,8 +17,12 @@ lint: .venv/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: .venv/.run
+	$(BIN)/python -c "from fedkin.report.methods import markdown; print(markdown(), end='')" > docs/methods.md
+
 benchmark: .venv/.run
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/server.py
 
 .venv/.run: pyproject.toml constraints.txt
 	@$(PYTHON) -c "import sys; sys.exit('fedkin needs Python 3.11 or newer; choose one with: make PYTHON=python3.12' if sys.version_info < (3, 11) else 0)"

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedkin import methods, models, randomness
+from fedkin import methods, models, presets, randomness
 from fedkin.config import SHARED, WHERE, Config
 from fedkin.data.federation import Federation, is_folder
 from fedkin.engine import shared_workers
@@ -31,8 +31,9 @@ Model = str | type[nn.Module] | nn.Module
 def run(
     method: str | Method,
     *,
-    data: str | Federation = "digits",
+    data: str | Federation | None = None,
     model: Model | None = None,
+    preset: str | None = None,
     out: str | Path | None = None,
     watch: Watch | None = None,
     **settings: Any,
@@ -40,12 +41,13 @@ def run(
     """Run a federated method and return its history and models.
 
     `method` is a name (`fedkin methods` lists them), `path/to/file.py:Class`, or a `Method` object.
-    `data` is a name, a folder with one sub-folder per client, or a `Federation`. `settings` are
+    `data` is a name (digits if nothing is given), a folder with one sub-folder per client, or a
+    `Federation`. `preset` takes a paper's settings (`fedkin presets`). `settings` are
     those of `Config` (partition, clients, join, rounds, epochs, batch, lr, seed, ...) and the
     method's own hyper-parameters. With `out` everything is written to that folder and the run can
     be resumed.
     """
-    setup = prepare(method, data=data, model=model, **settings)
+    setup = prepare(method, data=data, model=model, preset=preset, **settings)
     folder = RunFolder.create(Path(out), setup.config, describe(setup)) if out is not None else None
     return simulate(setup, folder, watch)
 
@@ -86,13 +88,20 @@ def resume(
 def prepare(
     method: str | Method,
     *,
-    data: str | Federation = "digits",
+    data: str | Federation | None = None,
     model: Model | None = None,
+    preset: str | None = None,
     **settings: Any,
 ) -> Setup:
     """All parts of a run: checked settings, method, federation and initial model."""
     cls = methods.method_class(method) if isinstance(method, str) else type(method)
     own, hyper = _sort(cls, settings)
+    if preset is not None:
+        chosen = presets.preset(preset)
+        own = chosen.settings | own
+        hyper = chosen.set.get(cls.name, {}) | hyper
+    given_data, given_model = own.pop("data", "digits"), own.pop("model", None)
+    data, model = data if data is not None else given_data, model if model is not None else given_model
     if isinstance(method, str):
         made = methods.make(method, hyper)
         name = _whole_path(method)
@@ -114,9 +123,9 @@ def prepare(
     if not isinstance(data, Federation) and is_folder(data) and own.get("clients", 0) not in (0, len(federation)):
         raise FedkinError(f"{data} holds {len(federation)} clients, but {own['clients']} were asked for")
     config = config.model_copy(update={"clients": len(federation)})
-    module, chosen = _module(config, federation, model)
+    module, network = _module(config, federation, model)
     if config.model is None:
-        config = config.model_copy(update={"model": chosen})
+        config = config.model_copy(update={"model": network})
     check_device(config.device)
     notes = []
     if "batch" in cls.defaults and "batch" not in own:
@@ -211,6 +220,7 @@ def compare(
     *,
     seeds: int = 1,
     set: Mapping[str, Mapping[str, Any]] | None = None,
+    preset: str | None = None,
     out: str | Path | None = None,
     show: Callable[[str, int], AbstractContextManager[Watch]] | None = None,
     **settings: Any,
@@ -221,12 +231,13 @@ def compare(
     `set` holds hyper-parameters by method. `show(label, rounds)` makes a watcher for each run.
     """
     first = settings.pop("seed", 0)
-    settings = {name: Config.model_fields[name].default for name in SHARED} | settings
+    given = presets.preset(preset).settings if preset is not None else {}
+    settings = {name: Config.model_fields[name].default for name in SHARED if name not in given} | settings
     if out is not None:
         refuse_full(Path(out))
     # Everything is checked before the first long run.
     setups = [
-        (name, seed, prepare(name, seed=seed, set=(set or {}).get(name, {}), **settings))
+        (name, seed, prepare(name, seed=seed, set=(set or {}).get(name, {}), preset=preset, **settings))
         for name in dict.fromkeys(names)
         for seed in range(first, first + seeds)
     ]

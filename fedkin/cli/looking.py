@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
 
 from fedkin.cli.options import takes
@@ -20,20 +20,24 @@ Json = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
 
 def methods(as_json: Json = False) -> None:
-    """List the methods, what they personalise and their hyper-parameters."""
-    from fedkin.methods import registry
+    """List the methods: what they personalise and send, and what they cost compared with FedAvg (measured)."""
+    from fedkin.report.methods import facts
 
-    rows = [
-        {
-            "name": name,
-            "paper": cls.paper,
-            "personal": cls.personal,
-            "judged": f"{cls.judged.model} model {cls.judged.moment}",
-            "settings": {field.name: field.default for field in fields(cls)},
-        }
-        for name, cls in registry().items()
-    ]
-    _show(rows, as_json, "Methods")
+    rows = facts()
+    if as_json:
+        _show(rows, as_json, "")
+        return
+    console = Console(highlight=False)
+    for row in rows:
+        cost = f"{row['bytes down']:g}x bytes down, {row['bytes up']:g}x up, {row['gradient steps']:g}x gradient steps"
+        console.print(f"[bold]{escape(row['name'])}[/bold]  {escape(row['paper'])}")
+        about = [
+            f"personal: {row['personal']}; judged by the {row['judged']}",
+            f"clients send {row['sends']}; {cost} of FedAvg's",
+            f"--set {_text(row['settings']).replace(',', '')}" if row["settings"] else "",
+        ]
+        for line in filter(None, about):
+            console.print(Padding(escape(line), (0, 0, 0, 4)))
 
 
 def datasets(as_json: Json = False) -> None:
@@ -56,6 +60,16 @@ def datasets(as_json: Json = False) -> None:
             }
         )
     _show(rows, as_json, f"Datasets under {catalogue.data_root()}")
+
+
+def presets(as_json: Json = False) -> None:
+    """List the papers' settings that --preset takes."""
+    from fedkin.presets import presets as known
+
+    rows = [{"name": name, "what": p.about, "settings": p.settings, "set": p.set} for name, p in known().items()]
+    if not as_json:
+        rows = [{"name": row["name"], "what": row["what"]} for row in rows]
+    _show(rows, as_json, "Presets")
 
 
 def models(as_json: Json = False) -> None:

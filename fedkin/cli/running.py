@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from fedkin.result import Result
     from fedkin.simulate import Setup
 
+Preset = Annotated[
+    str | None, typer.Option(help="A paper's settings (see [b]fedkin presets[/b]); what else is given comes first.")
+]
 RUN = ("Federation", "Training", "Where it runs", "Output")
 
 
@@ -36,6 +39,7 @@ def run(
     set: Annotated[
         list[str], typer.Option(help="A hyper-parameter of the method, as key=value; may be repeated.")
     ] = [],  # noqa: B006 (typer reads it)
+    preset: Preset = None,
     out: Out = None,
     resume: Annotated[
         Path | None,
@@ -50,6 +54,8 @@ def run(
     """
     from fedkin import api
 
+    if resume is not None and preset is not None:
+        raise FedkinError("--resume takes everything from the run folder, so --preset cannot be given with it")
     if set:
         settings["set"] = pairs(set)
     if resume is not None:
@@ -61,7 +67,7 @@ def run(
             file = settings_from_toml(Path(method))
             settings = file | settings | {"set": file.get("set", {}) | settings.get("set", {})}
             method = settings.pop("method", "fedavg")
-        setup = api.prepare(method, **settings)
+        setup = api.prepare(method, preset=preset, **settings)
         name = f"{Path(method).stem}-{setup.config.data_name}-s{setup.config.seed}"
         result = _simulate(setup, out or free_folder(name), method)
     _tell(result)
@@ -134,6 +140,7 @@ def compare(
         list[str],
         typer.Option(help="A hyper-parameter, as key=value for all methods that have it or METHOD.key=value for one."),
     ] = [],  # noqa: B006 (typer reads it)
+    preset: Preset = None,
     out: Out = None,
     as_json: Json = False,
     **settings: Any,
@@ -147,7 +154,7 @@ def compare(
     folder = out or free_folder(f"compare-{Path(settings.get('data', 'digits')).name}")
     hyper = _for_each(methods, pairs(set))
     with _stoppable(folder):
-        results = api.compare(methods, seeds=seeds, set=hyper, out=folder, show=shown, **settings)
+        results = api.compare(methods, seeds=seeds, set=hyper, preset=preset, out=folder, show=shown, **settings)
     _report(results, folder)
     if as_json:
         print(json.dumps({name: [result.summary() for result in runs] for name, runs in results.items()}))

@@ -1,0 +1,73 @@
+"""What a method sends and computes compared with FedAvg: measured on a small federation, not typed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedkin.api import prepare
+from fedkin.data.federation import Federation
+from fedkin.engine.inline import Inline
+from fedkin.engine.worker import Done
+from fedkin.simulate import Simulation, one_thread
+
+ROUNDS = 10
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A participant's share over `ROUNDS` rounds in which everybody takes part, as multiples of FedAvg's."""
+
+    down: float
+    up: float
+    """Bytes from and to the server."""
+    steps: float
+    """Gradient steps."""
+    sends: tuple[str, ...]
+    """Names of what clients send, all exchanges together."""
+
+    def __str__(self) -> str:
+        return f"{self.down:.2f}x down, {self.up:.2f}x up, {self.steps:.2f}x steps"
+
+
+def cost(name: str) -> Cost:
+    """The cost of a method with its default hyper-parameters."""
+    (down, up, steps, sends), base = _measure(name), _measure("fedavg")
+    return Cost(down / base[0], up / base[1], steps / base[2], sends)
+
+
+class _Watched(Inline):
+    """Notes the names of what clients send."""
+
+    def __init__(self, site: Any) -> None:
+        super().__init__(site)
+        self.sends: dict[str, None] = {}
+
+    def map(self, function: str, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+        results = super().map(function, calls)
+        for done in (d for batch in results for d in batch if isinstance(d, Done)):
+            self.sends |= dict.fromkeys(done.reply)
+        return results
+
+
+@cache
+def _measure(method: str) -> tuple[int, int, int, tuple[str, ...]]:
+    rng = np.random.default_rng(0)
+    clients = [(rng.normal(size=(20, 64)).astype(np.float32), np.arange(20) % 4) for _ in range(4)]
+    network = nn.Sequential(nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4))
+    setup = prepare(
+        method, data=Federation.from_arrays(clients), model=network, rounds=ROUNDS, join=1.0, epochs=3, batch=8,
+        evaluate_every=ROUNDS + 1, vectorize="off",
+    )  # fmt: skip
+    with one_thread(), torch.random.fork_rng():
+        engine = _Watched(setup.site())
+        simulation = Simulation(setup, engine)
+        rounds = [simulation.round()[0] for _ in range(ROUNDS)]
+    down, up, steps = (sum(getattr(r, name) for r in rounds) for name in ("bytes_down", "bytes_up", "steps"))
+    return down, up, steps, tuple(engine.sends)
