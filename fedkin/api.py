@@ -123,6 +123,8 @@ def prepare(
     if not isinstance(data, Federation) and is_folder(data) and own.get("clients", 0) not in (0, len(federation)):
         raise FedkinError(f"{data} holds {len(federation)} clients, but {own['clients']} were asked for")
     config = config.model_copy(update={"clients": len(federation)})
+    if config.public:
+        federation = federation.publishing(config.public, config.seed)
     module, network = _module(config, federation, model)
     if config.model is None:
         config = config.model_copy(update={"model": network})

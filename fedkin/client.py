@@ -83,6 +83,8 @@ class Client:
     """[n] rows of `samples` to learn from."""
     test: Tensor
     """[m] rows of `samples` to be judged on."""
+    public: Tensor
+    """Rows of `samples` that everybody has; often none."""
     bound: Bound
     """The working module, shared by all clients of a worker."""
     networks: Networks

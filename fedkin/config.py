@@ -58,6 +58,9 @@ class Config(BaseModel):
     pool: Literal["all", "train"] | None = None
     """All samples, or those of the publisher's train files; otherwise the partition's own."""
 
+    public: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of everybody's training samples that is made public, for methods that distil on public data."""
+
     join: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of the clients that take part in a round."""
     rounds: Count = 50

@@ -60,6 +60,7 @@ class Setup:
             std=data.std,
             train=split.train,
             test=split.test,
+            public=split.public,
             classes=self.federation.classes,
             training=self.config.training,
             seed=self.config.seed,

@@ -91,6 +91,7 @@ def test_run_takes_every_setting_as_an_option() -> None:
         "classifier": "fc2",
         "seed": 3,
         "dtype": "float64",
+        "public": 0.1,
         "finetune_steps": 3,
         "finetune_lr": 0.02,
         "evaluate_every": 2,

@@ -14,7 +14,7 @@ from fedkin.config import Config
 from fedkin.errors import FedkinError
 
 PANELS = {
-    "Federation": ("data", "partition", "clients", "test_ratio", "pool"),
+    "Federation": ("data", "partition", "clients", "test_ratio", "pool", "public"),
     "Training": (
         *("join", "rounds", "epochs", "batch", "lr", "momentum", "weight_decay"),
         *("model", "classifier", "seed", "dtype", "finetune_steps", "finetune_lr"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +46,8 @@ class Split:
     train: tuple[Indices, ...]
     test: tuple[Indices, ...]
     names: tuple[str, ...]
+    public: Indices = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Samples that belong to nobody and that everybody has."""
 
     def __len__(self) -> int:
         return len(self.train)

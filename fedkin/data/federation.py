@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from fedkin.data.dataset import Dataset, Indices, Split
 from fedkin.data.folder import read_folder
 from fedkin.data.sources.pixels import statistics
 from fedkin.errors import FedkinError
+from fedkin.randomness import numpy_generator
 
 Pair = tuple[npt.ArrayLike, npt.ArrayLike]
 
@@ -68,12 +69,24 @@ class Federation:
     def fingerprint(self) -> str:
         """Differs when any sample, its label, owner or scale differs; a resumed run compares it."""
         digest = hashlib.blake2b(digest_size=8)
-        arrays = (self.data.x, self.data.y, *self.split.train, *self.split.test)
+        arrays = (self.data.x, self.data.y, *self.split.train, *self.split.test, self.split.public)
         shapes = [(array.shape, array.dtype.name) for array in arrays]
         digest.update(repr((shapes, self.data.mean, self.data.std)).encode())
         for array in arrays:
             digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
+
+    def publishing(self, share: float, seed: int) -> Federation:
+        """The same federation with a share of everybody's training samples made public (each keeps at least one)."""
+        rng = numpy_generator(seed, "public")
+        kept, public = [], []
+        for rows in self.split.train:
+            shuffled = rng.permutation(rows)
+            cut = min(round(share * len(rows)), len(rows) - 1)
+            public.append(shuffled[:cut])
+            kept.append(np.sort(shuffled[cut:]))
+        everybodys = np.sort(np.concatenate([self.split.public, *public]))
+        return Federation(self.data, replace(self.split, train=tuple(kept), public=everybodys))
 
     @classmethod
     def of(cls, config: Config) -> Federation:

@@ -35,6 +35,7 @@ class Site:
     std: tuple[float, ...]
     train: tuple[Indices, ...]
     test: tuple[Indices, ...]
+    public: Indices
     classes: int
     training: Training
     seed: int
@@ -84,6 +85,7 @@ class Worker:
         self.samples = self._samples()
         self.networks = Networks(site.x.shape[1:], site.classes, self.bound.w)
         self.train = [torch.from_numpy(rows).to(self.device) for rows in site.train]
+        self.public = torch.from_numpy(site.public).to(self.device)
         self.test = [torch.from_numpy(rows).to(self.device) for rows in site.test]
 
     def _samples(self) -> Samples:
@@ -111,6 +113,7 @@ class Worker:
             samples=self.samples,
             train=self.train[job.client],
             test=self.test[job.client],
+            public=self.public,
             bound=self.bound,
             networks=self.networks,
             initial=self.initial,

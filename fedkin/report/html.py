@@ -41,7 +41,7 @@ def write(results: Mapping[str, Sequence[Result]], path: Path) -> None:
 
 
 def _part(figure: go.Figure) -> str:
-    figure.update_layout(template="simple_white", margin={"t": 10, "r": 10}, height=420, legend={"x": 1.02})
+    figure.update_layout(template="simple_white", margin={"t": 40, "r": 10}, height=420, legend={"x": 1.02})
     part: str = figure.to_html(include_plotlyjs=False, full_html=False, config={"displaylogo": False})
     return part
 
