@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -83,8 +83,6 @@ class Client:
     """[n] rows of `samples` to learn from."""
     test: Tensor
     """[m] rows of `samples` to be judged on."""
-    public: Tensor
-    """Rows of `samples` that everybody has; often none."""
     bound: Bound
     """The working module, shared by all clients of a worker."""
     networks: Networks
@@ -95,6 +93,8 @@ class Client:
     classes: int
     private: dict[str, Any]
     """What this client remembers from round to round and never sends: tensors, numbers, words."""
+    public: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    """Rows of `samples` that everybody has; often none."""
     steps: int = 0
     """Gradient steps taken so far in this exchange."""
     loss_sum: Tensor | float = 0.0
@@ -246,7 +246,8 @@ class Client:
     @property
     def label_counts(self) -> Tensor:
         """How many training samples there are of each class, [C]."""
-        return torch.bincount(self.samples.y[self.train], minlength=self.classes).to(self.bound.w.dtype)
+        labels = torch.arange(self.classes, device=self.train.device)
+        return (self.samples.y[self.train][:, None] == labels).sum(0).to(self.bound.w.dtype)
 
     @property
     def shape(self) -> tuple[int, ...]:

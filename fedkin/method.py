@@ -79,12 +79,12 @@ class Replies:
         if name not in self._stacked:
             values = [message[name] for message in self.messages]
             tensors = isinstance(values[0], Tensor)
-            self._stacked[name] = torch.stack(values) if tensors else torch.tensor(values, dtype=self._dtype)
+            self._stacked[name] = torch.stack(values) if tensors else torch.tensor(values, dtype=self.dtype)
         return self._stacked[name]
 
     @property
-    def _dtype(self) -> torch.dtype:
-        # Numbers take the type of the tensors they came with, so that both can be multiplied.
+    def dtype(self) -> torch.dtype:
+        """The type of the tensors that came; numbers take it too, so that both can be multiplied."""
         floats = (v.dtype for v in self.messages[0].values() if isinstance(v, Tensor) and v.is_floating_point())
         return next(floats, torch.get_default_dtype())
 

@@ -22,9 +22,13 @@ def weighted_mean(replies: Replies) -> Tensor:
 
 
 def same_for_all(replies: Replies, clients: int) -> Mixing:
-    """The matrix of `weighted_mean`: every row holds the participants' shares, 1 n^T / sum(n)."""
-    row = replies["n"].new_zeros(clients)
-    row[replies.clients] = shares(replies["n"])
+    """The matrix of a mean that everybody gets: every row holds the participants' shares, 1 n^T / sum(n).
+
+    Participants that did not say how many samples they have count the same.
+    """
+    n = replies["n"] if "n" in replies.messages[0] else torch.ones(len(replies), dtype=replies.dtype)
+    row = n.new_zeros(clients)
+    row[replies.clients] = shares(n)
     return {"all": row.expand(clients, clients)}
 
 
