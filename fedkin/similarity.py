@@ -69,7 +69,7 @@ def norm_distance(models: Tensor, layout: Layout) -> Tensor:
             prefix = name.removesuffix("running_mean")
             mean = layout.block([name]).of(models)
             std = layout.block([prefix + "running_var"]).of(models).clamp(min=0).sqrt()
-            squared = torch.cdist(mean, mean).square() + torch.cdist(std, std).square()
+            squared = _apart(mean).square() + _apart(std).square()
             total += squared.sqrt()
     return total
 
@@ -80,5 +80,11 @@ def loss_gain(losses: Tensor, models: Tensor) -> Tensor:
     `losses[i, j]` is the loss of model j on client i's data: (L_i(theta_i) - L_i(theta_j)) / |theta_i - theta_j|.
     """
     gain = losses.diagonal()[:, None] - losses
-    distance = torch.cdist(models, models, compute_mode="donot_use_mm_for_euclid_dist")
+    distance = _apart(models)
     return torch.where(distance > 0, gain / distance.clamp(min=torch.finfo(models.dtype).tiny), 0)
+
+
+def _apart(rows: Tensor) -> Tensor:
+    """Euclidean distances [K, K] between rows [K, D], without the short cut by products that loses small ones."""
+    distances: Tensor = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
+    return distances
