@@ -258,8 +258,10 @@ def running(setup: Setup) -> Iterator[Engine]:
     engine = open_engine(setup.engine, setup.site(), setup.config.workers)
     try:
         yield engine
-    finally:
-        engine.close()
+    except BaseException:
+        engine.close(at_once=True)
+        raise
+    engine.close()
 
 
 @contextmanager

@@ -19,8 +19,8 @@ class Engine(Protocol):
     def map(self, function: str, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
         """`[worker.function(*call) for call in calls]`, on any worker, results in the order of the calls."""
 
-    def close(self) -> None:
-        """End the workers."""
+    def close(self, at_once: bool = False) -> None:
+        """End the workers; `at_once` does not wait for what they are doing."""
 
 
 NAMES = ("inline", "processes")

@@ -18,5 +18,5 @@ class Inline:
         """The results of `worker.function(*call)` for each call."""
         return [getattr(self.worker, function)(*call) for call in calls]
 
-    def close(self) -> None:
+    def close(self, at_once: bool = False) -> None:
         """Nothing to end."""

@@ -46,8 +46,11 @@ class Pool:
             initargs=(str(self.folder),),
         )
 
-    def close(self) -> None:
-        """End the processes and remove the folder."""
+    def close(self, at_once: bool = False) -> None:
+        """End the processes, after what they are doing or at once, and remove the folder."""
+        if at_once:
+            for process in list((self.executor._processes or {}).values()):
+                process.kill()
         self.executor.shutdown(wait=True, cancel_futures=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -103,10 +106,10 @@ class Processes:
                 "smaller --batch; a run with a folder can be resumed"
             ) from None
 
-    def close(self) -> None:
-        """End what was started for this site."""
-        if self.own:
-            self.pool.close()
+    def close(self, at_once: bool = False) -> None:
+        """End what was started for this site; after a failure at once, whatever the workers are doing."""
+        if self.own or at_once:
+            self.pool.close(at_once)
         else:
             shutil.rmtree(self.folder, ignore_errors=True)
 
