@@ -35,11 +35,11 @@ def here(*names: str) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not here("mnist"), reason="MNIST's files are not in $FEDKIN_DATA")
-@pytest.mark.parametrize(("method", "margin"), [("spfl", 0.01), ("pfedsim", 0.05), ("fedalp", 0.03)])
+@pytest.mark.parametrize(("method", "margin"), [("spfl", 0.1), ("pfedsim", 0.1), ("fedalp", 0.03)])
 def test_papers_beat_fedavg_on_mnist(method: str, margin: float) -> None:
     common: dict[str, Any] = {
         "data": "mnist", "partition": "shards:2", "clients": 50, "model": "mnist-nn",
-        "rounds": 12, "join": 0.2, "epochs": 2, "batch": 32, "lr": 0.05, "evaluate_every": 12, "engine": "inline",
+        "rounds": 24, "join": 0.4, "epochs": 2, "batch": 32, "lr": 0.05, "evaluate_every": 24, "engine": "inline",
     }  # fmt: skip
     assert fedkin.run(method, **common).accuracy > fedavg(**common) + margin
 

@@ -91,6 +91,6 @@ def table(results: Mapping[str, Sequence[Result]]) -> Table:
             "–" if line.global_model is None else f"{line.global_model:.2f}",
             f"{line.best_round:.2f}",
             f"{line.megabytes:.1f}",
-            f"{line.seconds:.3g}s",
+            f"{line.seconds:.{1 if line.seconds < 9.95 else 0}f}s",
         )
     return made
