@@ -6,7 +6,12 @@ client i has in common with client j. What a method makes of it is in `mixing`.
 
 from __future__ import annotations
 
+from typing import Literal
+
+import numpy as np
 import torch
+from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.spatial.distance import squareform
 from torch import Tensor
 
 from fedkin.errors import FedkinError
@@ -82,6 +87,15 @@ def loss_gain(losses: Tensor, models: Tensor) -> Tensor:
     gain = losses.diagonal()[:, None] - losses
     distance = _apart(models)
     return torch.where(distance > 0, gain / distance.clamp(min=torch.finfo(models.dtype).tiny), 0)
+
+
+def clustered(similarity: Tensor, groups: int, method: Literal["ward", "complete", "single"]) -> Tensor:
+    """Group numbers [K] of K >= 2 clients: hierarchical clustering of 1 - similarity [K, K], cut into `groups`."""
+    distance = 1 - similarity.double().numpy()
+    distance = (distance + distance.T) / 2
+    np.fill_diagonal(distance, 0)
+    tree = linkage(squareform(distance.clip(min=0), checks=False), method=method)
+    return torch.from_numpy(fcluster(tree, groups, "maxclust").astype(np.int64) - 1)
 
 
 def _apart(rows: Tensor) -> Tensor:

@@ -22,17 +22,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import numpy as np
 import torch
-from scipy.cluster.hierarchy import fcluster, linkage
-from scipy.spatial.distance import squareform
 from torch import Tensor
 
 from fedkin.client import Client
 from fedkin.config import Fraction, Nonnegative
 from fedkin.method import Message, Method, Mixing, Overview, Replies, State
 from fedkin.mixing import shares
-from fedkin.similarity import cosine
+from fedkin.similarity import clustered, cosine
 
 
 @dataclass(frozen=True)
@@ -105,11 +102,7 @@ class CFL(Method):
 
 def bipartition(rho: Tensor, method: Literal["complete", "single"]) -> Tensor:
     """The half [K] of K >= 2 clients without the first one, from similarities [K, K]."""
-    distance = 1 - rho.double().numpy()
-    distance = (distance + distance.T) / 2
-    np.fill_diagonal(distance, 0)
-    tree = linkage(squareform(distance.clip(min=0), checks=False), method=method)
-    half = torch.from_numpy(fcluster(tree, 2, "maxclust").astype(np.int64))
+    half = clustered(rho, 2, method)
     return half != half[0]
 
 

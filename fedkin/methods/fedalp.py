@@ -19,10 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
-from scipy.cluster.hierarchy import fcluster, linkage
-from scipy.spatial.distance import squareform
 from torch import Tensor
 
 from fedkin.client import Client
@@ -30,7 +27,7 @@ from fedkin.config import Count, Fraction
 from fedkin.layout import Layout
 from fedkin.method import Exchange, Message, Method, Mixing, Replies, State
 from fedkin.mixing import same_for_all, shares
-from fedkin.similarity import update_cosine
+from fedkin.similarity import clustered, update_cosine
 
 
 @dataclass(frozen=True)
@@ -112,13 +109,7 @@ class FedALP(Method):
 
 def ward(rho: Tensor, groups: int) -> Tensor:
     """Group numbers [N] from similarities [N, N]: Ward linkage on 1 - rho, cut into `groups`."""
-    if len(rho) == 1:
-        return torch.zeros(1, dtype=torch.int64)
-    distance = 1 - rho.double().numpy()
-    distance = (distance + distance.T) / 2
-    np.fill_diagonal(distance, 0)
-    tree = linkage(squareform(distance.clip(min=0), checks=False), method="ward")
-    return torch.from_numpy(fcluster(tree, groups, "maxclust").astype(np.int64) - 1)
+    return torch.zeros(1, dtype=torch.int64) if len(rho) == 1 else clustered(rho, groups, "ward")
 
 
 def layer_weights(d: Tensor, layout: Layout, beta: float) -> Tensor:

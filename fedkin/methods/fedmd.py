@@ -86,19 +86,15 @@ class FedMD(Method):
         if "w" in client.private:
             w: Tensor = client.private["w"]
             return w
-        if not len(client.public):
-            raise FedkinError("fedmd distils on public samples, but there are none: give a share, as in --public 0.1")
         # Keyed by client alone, so that it comes out the same whenever it is asked for.
         order = randomness.generator(client.seed, "fedmd/transfer", 0, client.id)
-        w = self.train_on(client, client.initial, client.public, None, self.public_epochs, order)
+        w = self.train_on(client, client.initial, public(client), None, self.public_epochs, order)
         return self.train_on(client, w, client.train, None, client.training.epochs, order)
 
     def talked_about(self, client: Client) -> Tensor:
         """Public rows of this round, the same for everybody."""
-        if not len(client.public):
-            raise FedkinError("fedmd distils on public samples, but there are none: give a share, as in --public 0.1")
         order = randomness.generator(client.seed, "fedmd/subset", client.round)
-        chosen = torch.randperm(len(client.public), generator=order)[: self.subset]
+        chosen = torch.randperm(len(public(client)), generator=order)[: self.subset]
         return client.public[chosen.to(client.public.device)]
 
     def approach(self, client: Client, w: Tensor, rows: Tensor, scores: Tensor) -> Tensor:
@@ -129,3 +125,10 @@ class FedMD(Method):
                 bound.p.add_(g, alpha=-settings.lr)
         client.check_loss(settings.lr)
         return bound.w.clone()
+
+
+def public(client: Client) -> Tensor:
+    """The public rows, of which there must be some."""
+    if not len(client.public):
+        raise FedkinError("fedmd distils on public samples, but there are none: give a share, as in --public 0.1")
+    return client.public
