@@ -120,18 +120,38 @@ class Client:
         for _ in range(epochs):
             yield self.train[torch.randperm(self.n, generator=order).to(self.train.device)]
 
-    def rows(self, epochs: int, purpose: str) -> Iterator[Tensor]:
-        """Training rows [B], batch by batch."""
-        for shuffled in self.shuffled(epochs, purpose):
-            batches = list(shuffled.split(self.training.batch))
-            # Batch norm cannot take the variance of a single sample, so it joins the batch before it.
-            if len(batches) > 1 and len(batches[-1]) == 1 and self.layout.norm_statistics.ranges:
-                batches[-2:] = [torch.cat(batches[-2:])]
-            yield from batches
+    def rows(self, epochs: int | None, purpose: str) -> Iterator[Tensor]:
+        """Training rows [B], batch by batch: of so many epochs or, by default, as the run's settings say."""
+        if epochs is None and self.training.minibatches:
+            yield from self.going_on(self.training.minibatches, purpose)
+            return
+        for shuffled in self.shuffled(self.training.epochs if epochs is None else epochs, purpose):
+            yield from self.split(shuffled)
+
+    def split(self, rows: Tensor) -> list[Tensor]:
+        """Rows [n] in batches [B]."""
+        batches = list(rows.split(self.training.batch))
+        # Batch norm cannot take the variance of a single sample, so it joins the batch before it.
+        if len(batches) > 1 and len(batches[-1]) == 1 and self.layout.norm_statistics.ranges:
+            batches[-2:] = [torch.cat(batches[-2:])]
+        return batches
+
+    def going_on(self, count: int, purpose: str) -> Iterator[Tensor]:
+        """The next `count` batches of rows [B], where the last round stopped; every pass has a new order."""
+        name = f"{self.exchange}/{purpose}"
+        place = self.private.get(f"passed/{name}", 0)
+        self.private[f"passed/{name}"] = place + count
+        length = len(self.split(self.train))
+        batches: list[Tensor] = []
+        for at in range(place, place + count):
+            if not batches or at % length == 0:
+                order = randomness.generator(self.seed, f"{name}/pass", at // length, self.id)
+                batches = self.split(self.train[torch.randperm(self.n, generator=order).to(self.train.device)])
+            yield batches[at % length]
 
     def batches(self, epochs: int | None = None, purpose: str = "batches") -> Iterator[tuple[Tensor, Tensor]]:
         """Training inputs [B, ...] and labels [B], batch by batch."""
-        for rows in self.rows(self.training.epochs if epochs is None else epochs, purpose):
+        for rows in self.rows(epochs, purpose):
             yield self.samples.inputs(rows), self.samples.y[rows]
 
     def gradient(

@@ -73,7 +73,6 @@ class Cohort(Client):
         assert beside is None
         assert objective is None
         settings = self.training
-        epochs = settings.epochs if epochs is None else epochs
         lr = settings.lr if lr is None else lr
         step = (only or self.layout.parameters) & self.layout.parameters
         self.bound.module.train()
@@ -123,11 +122,19 @@ class Cohort(Client):
         scores = functional_call(self.bound.module, tensors, (x,))
         return (cross_entropy(scores, y, reduction="none") * weight).sum() / weight.sum().clamp(min=1)
 
-    def _schedule(self, epochs: int, purpose: str) -> tuple[Tensor, Tensor]:
+    def _schedule(self, epochs: int | None, purpose: str) -> tuple[Tensor, Tensor]:
         """Sample rows [K, S, B] of every step, and weights [K, S, B] that are 0 where they are padding."""
         size = min(self.training.batch, max(client.n for client in self.clients))
-        steps = [math.ceil(client.n / size) for client in self.clients]
         device = self.bound.w.device
+        if epochs is None and self.training.minibatches:
+            rows = torch.zeros(len(self.clients), self.training.minibatches, size, dtype=torch.int64, device=device)
+            weights = torch.zeros(rows.shape, dtype=self.bound.w.dtype, device=device)
+            for k, client in enumerate(self.clients):
+                for s, batch in enumerate(client.rows(None, purpose)):
+                    rows[k, s, : len(batch)], weights[k, s, : len(batch)] = batch, 1
+            return rows, weights
+        epochs = self.training.epochs if epochs is None else epochs
+        steps = [math.ceil(client.n / size) for client in self.clients]
         rows = torch.zeros(len(steps), epochs * max(steps), size, dtype=torch.int64, device=device)
         weights = torch.zeros(rows.shape, dtype=self.bound.w.dtype, device=device)
         for k, client in enumerate(self.clients):

@@ -15,7 +15,7 @@ from fedkin.errors import FedkinError, unknown
 WHERE = ("engine", "workers", "device")
 """Settings that say where a run happens. They may change when it is resumed: the result does not."""
 
-SHARED = ("rounds", "join", "epochs", "batch")
+SHARED = ("rounds", "join", "epochs", "minibatches", "batch", "schedule", "late")
 """Settings that a comparison keeps the same for all methods, whatever their papers use."""
 
 Count = Annotated[int, Field(ge=1)]
@@ -34,6 +34,7 @@ class Training:
     lr: float
     momentum: float
     weight_decay: float
+    minibatches: int = 0
 
 
 class Config(BaseModel):
@@ -64,9 +65,16 @@ class Config(BaseModel):
     join: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of the clients that take part in a round."""
     rounds: Count = 50
-    """Rounds of communication."""
+    """Rounds of communication: how often the server acts on what it was sent."""
+    schedule: str = "sync"
+    """When replies arrive: sync, stragglers:COUNT (the SPFL paper's, late by 1, 2, ... rounds), or latency:OPTIONS
+    on a virtual clock, as in latency:compute=lognormal/0.05/0.5,first=10."""
+    late: Literal["stale", "drop", "wait", "leap"] = "stale"
+    """What to do with a late reply: take it as it is, drop it, wait for it, or leap to LGA's prediction of it."""
     epochs: Count = 5
     """Local epochs a round."""
+    minibatches: Annotated[int, Field(ge=0)] = 0
+    """Mini-batches a round in place of local epochs; the next round goes on with the next samples. 0: epochs."""
     batch: Count = 32
     """Batch size of local SGD."""
     lr: Positive = 0.01
@@ -89,6 +97,8 @@ class Config(BaseModel):
     finetune_lr: Positive | None = None
     """Learning rate of fine-tuning; otherwise that of training."""
 
+    judge_local: bool = False
+    """Judge also every client's own model as it left its last training."""
     evaluate_every: Count = 1
     """Rounds between evaluations; the last round is always evaluated."""
     checkpoint_every: Count = 10

@@ -60,6 +60,16 @@ class Evaluator:
             scores.append(self._score("global", "after aggregation", UNION, list(shared)))
         return scores
 
+    def each(self, models: Mapping[int, Tensor]) -> dict[int, Scored]:
+        """A model [D] for each of some clients, judged on its own test samples."""
+        fingerprint = Fingerprints()
+        wanted = {(i, fingerprint({"w": w})): w for i, w in models.items()}
+        before, self.known = self.known, {}
+        self._score_models(wanted)
+        scored = {i: s for (i, _), s in self.known.items()}
+        self.known = before
+        return scored
+
     def _score_models(self, wanted: Mapping[tuple[int, str], Tensor]) -> None:
         """Vectors, each tested at one go on all clients that share it."""
         sharing: dict[str, list[int]] = {}

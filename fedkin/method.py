@@ -9,14 +9,14 @@ the byte counts honest. Its fields are its hyper-parameters; everything it remem
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from fedkin.config import Training
-from fedkin.layout import Layout
+from fedkin.layout import Block, Layout
 
 if TYPE_CHECKING:
     from fedkin.client import Client
@@ -25,6 +25,7 @@ Message = dict[str, Any]
 """What travels between server and client: named tensors, numbers and words, nothing else."""
 Mixing = dict[str, Tensor]
 """Block of columns to a row-stochastic matrix [N, N]: row i says whose models make up client i's."""
+TRAIN = "train"
 Predictor = Callable[[Tensor], Tensor]
 """Inputs [B, ...] to class scores [B, K]."""
 
@@ -55,25 +56,54 @@ class State(dict[str, Any]):
 
 @dataclass(frozen=True)
 class Exchange:
-    """One trip to clients and back. Most rounds are a single exchange with this round's participants."""
+    """One trip to clients and back. Most rounds are a single exchange with this round's participants.
 
-    name: str = "train"
+    The one called `train` may be late under a schedule with stragglers; the server waits for all others.
+    """
+
+    name: str = TRAIN
     everyone: bool = False
     """Ask all clients, not only this round's participants."""
+
+
+@dataclass(frozen=True)
+class Trip:
+    """The way to a client and back."""
+
+    sent: Message = field(default_factory=dict)
+    """What the client was sent."""
+    late: int = 0
+    """Rounds that ended while the client was at work: 0 for a reply in time."""
+    before: Tensor | None = None
+    after: Tensor | None = None
+    """[D] w^t0 and w^t1: the server's model when the client was written to and one round later, if late."""
 
 
 class Replies:
     """What came back from clients in one exchange, stacked: `replies["w"]` is [K, D]."""
 
-    def __init__(self, exchange: str, clients: Sequence[int], messages: Sequence[Message]) -> None:
+    def __init__(
+        self, exchange: str, clients: Sequence[int], messages: Sequence[Message], trips: Sequence[Trip] = ()
+    ) -> None:
         self.exchange = exchange
         self.clients = list(clients)
         """[K] who replied, in the order of the rows."""
         self.messages = list(messages)
+        self.trips = list(trips) or [Trip() for _ in self.clients]
+        """[K] what each of them was sent, and how late its reply is."""
         self._stacked: dict[str, Tensor] = {}
 
     def __len__(self) -> int:
         return len(self.clients)
+
+    @property
+    def late(self) -> Tensor:
+        """[K] how many rounds late each reply is."""
+        return torch.tensor([trip.late for trip in self.trips], dtype=self.dtype)
+
+    def sent(self, name: str) -> Tensor:
+        """What the clients were sent by a name, stacked as their replies are."""
+        return torch.stack([trip.sent[name] for trip in self.trips])
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._stacked:
@@ -113,6 +143,8 @@ class Method:
     """Run settings of the paper that differ from fedkin's own: rounds, join, epochs, batch, lr, ..."""
     vectorizes: ClassVar[tuple[str, ...]] = ()
     """Exchanges in which `local` also works on a cohort at once, with rows [K, D] where a client has [D]."""
+    leaps: ClassVar[bool] = False
+    """Whether `aggregate` wants to know where the server was when a late client was written to."""
 
     # The server half.
 
@@ -138,6 +170,10 @@ class Method:
     def serve(self, state: State, client: int) -> Message:
         """What the server sends to a client that only wants its current model."""
         return {"w": state["w"]}
+
+    def shared(self, layout: Layout) -> Block:
+        """The columns of a model that travel between server and clients."""
+        return layout.all
 
     def global_model(self, state: State) -> Tensor | None:
         """The one model [D] for everybody, where the method has one: by default what is kept as `w`."""

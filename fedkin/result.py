@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import safetensors.numpy
@@ -23,6 +23,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+class Ended(NamedTuple):
+    """A task that ended: who trained when, and what became of it."""
+
+    client: int
+    sent: int
+    """The round in which it was sent."""
+    start: float
+    end: float
+    """In units of the schedule: rounds or seconds."""
+    fate: str
+    """`in time`, `late` (used as it came), `leapt`, `dropped` (not used), or `lost` with its client."""
+
+
 @dataclass(frozen=True)
 class Round:
     """What happened in one round."""
@@ -38,6 +51,10 @@ class Round:
     """Bytes sent by clients and by the server, counted from the messages."""
     scores: list[Score]
     """What was judged after this round: the headline first; empty in a round without evaluation."""
+    time: float | None = None
+    """Virtual time when the server acted; None in synchronous rounds without a clock."""
+    tasks: list[Ended] = field(default_factory=list)
+    """Tasks that ended in this round, in order of time; empty without a clock."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -46,7 +63,8 @@ class Round:
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Round:
         """The inverse of `to_json`."""
-        return Round(**{**value, "scores": [Score.from_json(score) for score in value["scores"]]})
+        scores = [Score.from_json(score) for score in value["scores"]]
+        return Round(**{**value, "scores": scores, "tasks": [Ended(*task) for task in value.get("tasks", ())]})
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,11 @@ def cosine(rows: Tensor, others: Tensor | None = None) -> Tensor:
     return product
 
 
+def row_cosine(rows: Tensor, others: Tensor) -> Tensor:
+    """Cosines [K] of the rows of two matrices [K, D], pair by pair; a zero vector is like nobody."""
+    return (_unit(rows) * _unit(others)).sum(-1)
+
+
 def _unit(rows: Tensor) -> Tensor:
     norms: Tensor = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
     return rows / norms.clamp(min=torch.finfo(rows.dtype).tiny)

@@ -6,31 +6,36 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fedkin.clock import Clock, Flight, share
 from fedkin.cohort import SIZE, can_vectorize, is_dense
 from fedkin.config import Config
 from fedkin.data.federation import Federation
 from fedkin.engine import Engine, default_workers, open_engine
-from fedkin.engine.worker import Done, Job, Site
+from fedkin.engine.worker import Done, Job, Scored, Site
 from fedkin.errors import FedkinError
 from fedkin.evaluate import Evaluator, Fingerprints, serves_models
+from fedkin.late import DROP, LATE, LEAP, WAIT, courses, local_model, replies_of
 from fedkin.layout import Layout
-from fedkin.method import Exchange, Message, Method, Mixing, Overview, Replies, State, byte_count
-from fedkin.result import Models, Result, Round
+from fedkin.method import TRAIN, Exchange, Message, Method, Mixing, Overview, Replies, State, Trip, byte_count
+from fedkin.result import Ended, Models, Result, Round
 from fedkin.runs.checkpoint import Checkpoint
 from fedkin.runs.folder import RunFolder
 from fedkin.runs.mixing import MixingRecord
-from fedkin.schedule import participants
+from fedkin.schedule import schedule
 from fedkin.scores import OWN, Score
 
+AHEAD = 64
+"""Tasks whose work is done at one go when replies come one by one. A fixed number, so that who trains in one
+cohort never depends on how many workers there are."""
 Watch = Callable[[Round, float], object]
 """Called after every round with what happened and the seconds it took."""
 
@@ -95,6 +100,16 @@ class Setup:
         return "processes" if many and not self.vectorized and self.device == "cpu" else "inline"
 
 
+@dataclass
+class Tally:
+    """What adds up in a round."""
+
+    down: int = 0
+    """Bytes sent by the server."""
+    done: list[Done] = field(default_factory=list)
+    tasks: list[Ended] = field(default_factory=list)
+
+
 class Simulation:
     """A run under way: the server's state, and the clients' private states that it looks after."""
 
@@ -121,58 +136,198 @@ class Simulation:
         self.train_sizes = [len(rows) for rows in federation.split.train]
         self.evaluate = Evaluator(setup.method, engine, [len(rows) for rows in federation.split.test])
         self.vectorized = setup.vectorized
+        self.clock = Clock(
+            schedule(config.schedule, self.fed.clients, config.seed), config.join, wait=config.late == WAIT
+        )
+        self.leaps = setup.method.leaps or config.late == LEAP
+        self.local_models: dict[int, Tensor] = {}
+        """Models that left local training since the last evaluation."""
+        self.local_scores: dict[int, Scored] = {}
 
     def round(self) -> tuple[Round, dict[str, float]]:
         """Play the next round; what happened, and the seconds for it."""
         begin = time.perf_counter()
         config, method, state = self.setup.config, self.setup.method, self.state
         state.round += 1
-        chosen = participants(config.seed, state.round, self.fed.clients, config.join)
-        done: list[Done] = []
+        acting = self.clock.choose(state.round)
+        tally = Tally()
+        trained = False
         mixed: Mixing = {}
-        down = 0
         for exchange in method.exchanges(state):
-            clients = range(self.fed.clients) if exchange.everyone else chosen
-            method.prepare(state, exchange.name, clients)
-            messages = {i: method.dispatch(state, i, exchange.name) for i in clients}
-            back = self._local(exchange, messages)
-            down += sum(map(byte_count, messages.values()))
-            done += back
-            replies = Replies(exchange.name, [d.client for d in back], [d.reply for d in back])
-            mixed |= method.aggregate(state, replies) or {}
+            if exchange.name == TRAIN:
+                self._launch(acting, tally)
+                acting, mixing = self._land(tally)
+                trained = True
+            else:
+                clients = range(self.fed.clients) if exchange.everyone else acting
+                mixing = self._side(exchange, clients, tally)
+            mixed |= mixing or {}
+        if not trained:
+            mixed |= self._land(tally)[1] or {}
+        self._note_courses()
         self.mixing.add(state.round, mixed)
-        trained = time.perf_counter()
+        aggregated = time.perf_counter()
         due = state.round % config.evaluate_every == 0 or state.round == config.rounds
         scores = self.evaluate(state, self.private, self.trained) if due else []
+        if due and config.judge_local:
+            scores.append(self._judge_local())
         if state.round == config.rounds and config.finetune_steps:
             scores.append(self.finetuned())
-        losses = [d.loss for d in done if d.steps]
+        losses = [d.loss for d in tally.done if d.steps]
         happened = Round(
             round=state.round,
-            participants=list(chosen),
-            steps=sum(d.steps for d in done),
+            participants=list(acting),
+            steps=sum(d.steps for d in tally.done),
             train_loss=math.fsum(losses) / len(losses) if losses else None,
-            bytes_up=sum(byte_count(d.reply) for d in done),
-            bytes_down=down,
+            bytes_up=sum(byte_count(d.reply) for d in tally.done),
+            bytes_down=tally.down,
             scores=scores,
+            time=None if config.schedule == "sync" else self.clock.now,
+            tasks=tally.tasks,
         )
-        return happened, {"train": trained - begin, "evaluate": time.perf_counter() - trained}
+        return happened, {"train": aggregated - begin, "evaluate": time.perf_counter() - aggregated}
 
-    def _local(self, exchange: Exchange, messages: dict[int, Message]) -> list[Done]:
-        """Local work of all clients in an exchange; results in the order of the messages."""
-        jobs = [Job(i, message, self.private.get(i, {})) for i, message in messages.items()]
+    def _messages(self, exchange: str, clients: Sequence[int], tally: Tally) -> list[Message]:
+        self.setup.method.prepare(self.state, exchange, clients)
+        messages = [self.setup.method.dispatch(self.state, i, exchange) for i in clients]
+        tally.down += sum(map(byte_count, messages))
+        return messages
+
+    def _side(self, exchange: Exchange, clients: Sequence[int], tally: Tally) -> Mixing | None:
+        """An exchange in which the server waits for all that it writes to."""
+        messages = self._messages(exchange.name, clients, tally)
+        jobs = [self._job(i, m, self.state.round, exchange.name) for i, m in zip(clients, messages, strict=True)]
+        done = self._local(jobs)
+        for d in done:
+            self._keep(d)
+        tally.done += done
+        trips = [Trip(message) for message in messages]
+        return self.setup.method.aggregate(
+            self.state, Replies(exchange.name, list(clients), [d.reply for d in done], trips)
+        )
+
+    def _launch(self, clients: Sequence[int], tally: Tally) -> None:
+        """Give clients work."""
+        clock, state = self.clock, self.state
+        if not clients:
+            return
+        messages = self._messages(TRAIN, clients, tally)
+        if not clock.synchronous:
+            messages = share(messages)
+        flights = [Flight(i, state.round, m, clock.now) for i, m in zip(clients, messages, strict=True)]
+        if self.leaps and not clock.synchronous:
+            for flight, w in zip(flights, self._courses(clients, [m.get("w") for m in messages]), strict=True):
+                flight.before = w
+        if not clock.schedule.timed:
+            for flight in flights:
+                clock.launch(flight)
+            return
+        planned = [self._planned_steps(i) for i in clients]
+        if clock.effort is None:
+            self._compute(flights[:1])
+            assert flights[0].done is not None
+            clock.effort = (flights[0].done.steps / planned[0], byte_count(flights[0].done.reply))
+        for flight, steps in zip(flights, planned, strict=True):
+            clock.launch(flight, steps, byte_count(flight.message))
+
+    def _planned_steps(self, client: int) -> int:
+        """Gradient steps of plain training."""
+        training = self.setup.config.training
+        return training.minibatches or training.epochs * math.ceil(self.train_sizes[client] / training.batch)
+
+    def _land(self, tally: Tally) -> tuple[list[int], Mixing | None]:
+        """Let time pass until the server acts, and act; whose replies were used, and who was mixed with whom."""
+        state, config = self.state, self.setup.config
+        ended = self.clock.advance(self._in_time)
+        landed = [flight for flight in ended if not flight.plan.lost]
+        self._compute(landed)
+        for flight in landed:
+            assert flight.done is not None
+            self._keep(flight.done)
+            tally.done.append(flight.done)
+            if config.judge_local:
+                self._note_local(flight)
+        used = [flight for flight in landed if self._in_time(flight)]
+        if self.clock.wait:
+            used.sort(key=lambda flight: flight.client)
+        if config.schedule != "sync":
+            tally.tasks += [self._record(flight) for flight in ended]
+        if not used:
+            return [], None
+        replies = replies_of(self.setup.method, state, used, config.late)
+        return replies.clients, self.setup.method.aggregate(state, replies)
+
+    def _in_time(self, flight: Flight) -> bool:
+        """Whether the server uses a reply: late ones may be dropped."""
+        return self.setup.config.late != DROP or flight.round == self.state.round
+
+    def _record(self, flight: Flight) -> Ended:
+        late = self.state.round - flight.round
+        fate = "lost" if flight.plan.lost else "in time" if not late else LATE[self.setup.config.late]
+        return Ended(flight.client, flight.round, flight.start, flight.plan.end, fate)
+
+    def _courses(self, clients: Sequence[int], sent: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """w^t0 of clients that are written to now: the global model, or what each is sent."""
+        w = self.setup.method.global_model(self.state)
+        return list(sent) if w is None else [w.clone()] * len(clients)
+
+    def _note_courses(self) -> None:
+        """w^t1 of clients that were written to in this round and are still at work."""
+        if not self.leaps:
+            return
+        state = self.state
+        waiting = [f for f in self.clock.flights.values() if f.round == state.round]
+        if not waiting:
+            return
+        clients = [flight.client for flight in waiting]
+        after = share([{"w": w} for w in courses(self.setup.method, State(self.fed, state, state.round + 1), clients)])
+        for flight, message in zip(waiting, after, strict=True):
+            flight.after = message["w"]
+
+    def _compute(self, flights: Sequence[Flight]) -> None:
+        """Have the work of flights done; while at it, that of the next ones to arrive, side by side."""
+        missing = [flight for flight in flights if flight.done is None]
+        if not missing:
+            return
+        if not self.clock.synchronous:
+            missing += [f for f in self.clock.soonest(AHEAD) if f.done is None][: max(0, AHEAD - len(missing))]
+        done = self._local([self._job(f.client, f.message, f.round, TRAIN) for f in missing])
+        for flight, d in zip(missing, done, strict=True):
+            flight.done = d
+
+    def _job(self, client: int, message: Message, round: int, exchange: str) -> Job:
+        return Job(client, message, self.private.get(client, {}), round, exchange)
+
+    def _local(self, jobs: Sequence[Job]) -> list[Done]:
+        """Local work of clients in one kind of exchange; results in the order of the jobs."""
         # The longest first, so that no worker is left alone with a long job at the end.
-        jobs.sort(key=lambda job: (-self.train_sizes[job.client], job.client))
-        vectorize = self.vectorized and exchange.name in self.setup.method.vectorizes
+        order = sorted(jobs, key=lambda job: (-self.train_sizes[job.client], job.client))
+        vectorize = self.vectorized and jobs[0].exchange in self.setup.method.vectorizes
         size = SIZE if vectorize else 1
-        groups = [jobs[k : k + size] for k in range(0, len(jobs), size)]
-        calls = [(self.state.round, exchange.name, group, vectorize) for group in groups]
+        calls = [(order[k : k + size], vectorize) for k in range(0, len(order), size)]
         done = {d.client: d for results in self.engine.map("local", calls) for d in results}
-        for i, d in done.items():
-            self.trained[i] += 1
-            if d.private:
-                self.private[i] = d.private
-        return [done[i] for i in messages]
+        return [done[job.client] for job in jobs]
+
+    def _keep(self, done: Done) -> None:
+        """A client has ended its work: what it keeps to itself is now this."""
+        self.trained[done.client] += 1
+        if done.private:
+            self.private[done.client] = self.private.get(done.client, {}) | done.private
+
+    def _note_local(self, flight: Flight) -> None:
+        assert flight.done is not None
+        w = local_model(flight.message, flight.done.reply, self.fed.layout.size)
+        if w is None:
+            raise FedkinError(f"judge_local needs models that {self.setup.method.name}'s clients do not send whole")
+        self.local_models[flight.client] = w
+
+    def _judge_local(self) -> Score:
+        """Every client's model as it left its last training; before the first one, the initial model."""
+        unknown = {i: self.fed.initial for i in range(self.fed.clients) if i not in self.local_scores}
+        for i, scored in self.evaluate.each(unknown | self.local_models).items():
+            self.local_scores[i] = scored
+        self.local_models.clear()
+        return Score.of("local", "after local training", OWN, [self.local_scores[i] for i in range(self.fed.clients)])
 
     def finetuned(self) -> Score:
         """Every client's model after some further steps on its own data."""
@@ -202,12 +357,19 @@ class Simulation:
 
     def checkpoint(self) -> Checkpoint:
         """All that is needed to go on from here."""
-        return Checkpoint(self.state.round, dict(self.state), self.private)
+        clock = self.clock.save() | {f"local/{i}": w for i, w in self.local_models.items()}
+        clock["scores"] = [vars(scored) for scored in self.local_scores.values()]
+        return Checkpoint(self.state.round, dict(self.state), self.private, clock)
 
     def restore(self, point: Checkpoint) -> None:
         """Go on from a checkpoint."""
         self.state = State(self.fed, point.state, point.round)
         self.private = point.private
+        self.clock.restore(point.clock)
+        self.local_scores = {values["client"]: Scored(**values) for values in point.clock["scores"]}
+        self.local_models = {
+            int(name.removeprefix("local/")): w for name, w in point.clock.items() if name.startswith("local/")
+        }
         self.mixing.forget_after(point.round)
 
 

@@ -355,7 +355,7 @@ def test_the_contrast_draws_features_to_the_global_model_and_away_from_the_forme
     for mu in (0.0, 1.0, 5.0):
         setup = prepare("moon", data=blobs, mu=mu, **SETTINGS)
         worker = Worker(setup.site())
-        client = worker.client(Job(1, {}, {}), 2, "train")
+        client = worker.client(Job(1, {}, {}, 2, "train"))
         w = worker.initial
         former = client.private["previous"] = client.sgd(w, purpose="former")
         end = setup.method.local(client, {"w": w})["w"]
@@ -368,7 +368,7 @@ def test_the_contrast_draws_features_to_the_global_model_and_away_from_the_forme
 def test_moon_contrasts_in_evaluation_mode_and_leaves_batch_norm_alone(pictures: Federation) -> None:
     """Looking at features does not move running statistics, and takes every sample once."""
     worker = Worker(prepare("moon", data=pictures, **SETTINGS | {"model": "lenet5-bn"}).site())
-    client = worker.client(Job(1, {}, {}), 2, "train")
+    client = worker.client(Job(1, {}, {}, 2, "train"))
     w = worker.initial + 0.01
     z = features(client, w)
     assert torch.equal(client.bound.w, w)
@@ -383,7 +383,7 @@ def test_moon_keeps_to_the_device() -> None:
     """Also when there is a former model, which the test of all methods has not."""
     setup = prepare("moon", data=make_pictures(), model="lenet5-bn", epochs=1, batch=8)
     there = Worker(replace(setup.site(), device="meta"))
-    client = there.client(Job(1, {}, {"previous": torch.zeros(there.bound.layout.size)}), 2, "train")
+    client = there.client(Job(1, {}, {"previous": torch.zeros(there.bound.layout.size)}, 2, "train"))
     x, y = next(client.batches())
     value = setup.method.contrasted(client, there.initial, client.private["previous"])(x, y)  # type: ignore[attr-defined]
     assert value.device.type == "meta"
@@ -483,8 +483,8 @@ def test_private_state_is_never_sent(name: str, blobs: Federation, monkeypatch: 
     seen: list[tuple[Message, Done, dict[str, Any]]] = []
     local = Worker.local
 
-    def watched(self: Worker, round: int, exchange: str, jobs: list[Job], vectorize: bool) -> list[Done]:
-        done = local(self, round, exchange, jobs, vectorize)
+    def watched(self: Worker, jobs: list[Job], vectorize: bool) -> list[Done]:
+        done = local(self, jobs, vectorize)
         seen.extend((job.message, d, job.private) for job, d in zip(jobs, done, strict=True))
         return done
 

@@ -54,7 +54,7 @@ def reply_of(method: str, federation: Federation, client: int, **more: Tensor) -
     """What a client sends back for the initial model."""
     worker = Worker(prepare(method, data=federation, **SETTINGS).site())
     message = {"w": worker.initial, **more}
-    return worker.local(1, "train", [Job(client, message, {})], vectorize=False)[0].reply
+    return worker.local([Job(client, message, {}, 1, "train")], vectorize=False)[0].reply
 
 
 def loop(
@@ -220,7 +220,7 @@ def test_fedpac_without_alignment_needs_no_centroids(blobs: Federation) -> None:
     target = torch.randn(3, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     worker = Worker(prepare("fedpac", data=blobs, alignment=0.0, **SETTINGS).site())
     replies = [
-        worker.local(2, "train", [Job(0, {"w": worker.initial, **more}, {})], vectorize=False)[0].reply
+        worker.local([Job(0, {"w": worker.initial, **more}, {}, 2, "train")], vectorize=False)[0].reply
         for more in ({}, {"c": target})
     ]
     close(replies[0]["w"], replies[1]["w"])
@@ -381,7 +381,7 @@ def test_fedgen_generator_learns_what_the_teachers_know(blobs: Federation) -> No
     worker, fed = Worker(setup.site()), overview(setup)
     layout = fed.layout
     state = State(fed, dict(method.start(fed)), round=1)
-    done = [worker.local(1, "train", [Job(i, {"w": fed.initial}, {})], vectorize=False)[0] for i in range(4)]
+    done = [worker.local([Job(i, {"w": fed.initial}, {}, 1, "train")], vectorize=False)[0] for i in range(4)]
     method.aggregate(state, Replies("train", range(4), [d.reply for d in done]))
     generate = method.generator(layout, 3, like=fed.initial).eval(state["generator"])
     y = torch.arange(3).repeat(50)
@@ -400,7 +400,7 @@ def test_fedgen_generated_features_stay_on_the_device(blobs: Federation) -> None
     worker = Worker(replace(site, device="meta"))
     method, w = site.method, worker.initial
     assert isinstance(method, FedGen)
-    client = worker.client(Job(0, {}, {}), 2, "train")
+    client = worker.client(Job(0, {}, {}, 2, "train"))
     generator = method.generator(client.layout, 3, like=w).w
     objective = method.regularised(client, {"generator": generator, "p": w.new_ones(3)})
     for x, y in client.batches():
@@ -491,7 +491,7 @@ def test_pfedhn_with_blind_embeddings_moves_everybody_by_the_mean(pictures: Fede
     worker = Worker(setup.site())
     message = method.dispatch(state, 0, "train")
     assert list(message) == ["w"]
-    replies = [worker.local(1, "train", [Job(i, message, {})], vectorize=False)[0].reply for i in (0, 2)]
+    replies = [worker.local([Job(i, message, {}, 1, "train")], vectorize=False)[0].reply for i in (0, 2)]
     assert list(replies[0]) == ["delta"]
     method.aggregate(state, Replies("train", [0, 2], replies))
     mean = (replies[0]["delta"] + replies[1]["delta"]) / 2

@@ -65,7 +65,7 @@ def bare(method: str, private: dict[str, Any], lr: float = 0.5, **settings: Any)
     federation = make_blobs(clients=3, features=1, classes=2)
     setup = prepare(method, data=federation, model=Bare, dtype="float64", lr=lr, epochs=1, batch=1000, **settings)
     worker = Worker(setup.site())
-    client = worker.client(Job(1, {}, private), 1, "train")
+    client = worker.client(Job(1, {}, private, 1, "train"))
     x, y = client.samples.inputs(client.train), client.samples.y[client.train]
     return setup.method, client, list(zip(x.flatten().tolist(), y.tolist(), strict=True))
 

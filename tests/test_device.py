@@ -38,15 +38,15 @@ class Noting(Inline):
 
     def __init__(self, site: Any) -> None:
         super().__init__(site)
-        self.asked: list[tuple[int, str, Job]] = []
+        self.asked: list[Job] = []
 
     def map(self, function: str, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
         if function == "local":
-            self.asked += [(call[0], call[1], job) for call in calls for job in call[2]]
+            self.asked += [job for call in calls for job in call[0]]
         return super().map(function, calls)
 
 
-def played(method: str, model: str) -> tuple[Setup, Simulation, list[tuple[int, str, Job]]]:
+def played(method: str, model: str) -> tuple[Setup, Simulation, list[Job]]:
     """Four rounds on the CPU."""
     setup = prepare(
         method, data=pictures(), model=model, rounds=4, epochs=1, batch=8, momentum=0.5, weight_decay=0.1, lr=0.01,
@@ -80,12 +80,12 @@ def test_clients_work_stays_on_the_device(name: str) -> None:
     there = Worker(replace(setup.site(), device="meta"))
     method = setup.method
     try:
-        for round, exchange, job in asked:
-            client = there.client(job, round, exchange)
+        for job in asked:
+            client = there.client(job)
             assert client.bound.w.device == client.samples.x.device == client.train.device == ELSEWHERE
             assert is_elsewhere(method.local(client, there._here(job.message)))
             assert is_elsewhere(client.private)
-        client = there.client(Job(0, {}, simulation.private.get(0, {})), 0, "evaluate")
+        client = there.client(Job(0, {}, simulation.private.get(0, {})))
         predict = method.predictor(client, there._here(method.serve(simulation.state, 0)))
         for x, y in client.test_batches():
             assert predict(x).device == y.device == ELSEWHERE
@@ -100,9 +100,9 @@ def test_a_cohort_stays_on_the_device(name: str) -> None:
     setup, _, asked = played(name, "mlp")
     there = Worker(replace(setup.site(), device="meta"))
     for exchange in setup.method.vectorizes:
-        round = max(t for t, e, _ in asked if e == exchange)
-        jobs = [job for t, e, job in asked if (t, e) == (round, exchange)]
-        cohort = Cohort([there.client(job, round, exchange) for job in jobs])
+        round = max(job.round for job in asked if job.exchange == exchange)
+        jobs = [job for job in asked if (job.round, job.exchange) == (round, exchange)]
+        cohort = Cohort([there.client(job) for job in jobs])
         names = [key for key, value in jobs[0].message.items() if isinstance(value, Tensor)]
         stacked = {key: torch.stack([there._here(job.message)[key] for job in jobs]) for key in names}
         reply = setup.method.local(cohort, {**jobs[0].message, **stacked})

@@ -16,11 +16,11 @@ from fedkin.errors import FedkinError
 PANELS = {
     "Federation": ("data", "partition", "clients", "test_ratio", "pool", "public"),
     "Training": (
-        *("join", "rounds", "epochs", "batch", "lr", "momentum", "weight_decay"),
+        *("join", "rounds", "schedule", "late", "epochs", "minibatches", "batch", "lr", "momentum", "weight_decay"),
         *("model", "classifier", "seed", "dtype", "finetune_steps", "finetune_lr"),
     ),
     "Where it runs": ("engine", "workers", "device", "vectorize"),
-    "Output": ("evaluate_every", "checkpoint_every"),
+    "Output": ("judge_local", "evaluate_every", "checkpoint_every"),
     "Split": ("partition", "clients", "test_ratio", "pool", "seed"),
 }
 Json = Annotated[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,9 @@ class Job:
     client: int
     message: Message
     private: dict[str, Any]
+    round: int = 0
+    """0 outside of rounds: what a model scores depends on the model alone, not on when it is asked."""
+    exchange: str = "evaluate"
 
 
 @dataclass(frozen=True)
@@ -103,12 +106,12 @@ class Worker:
     def ready(self) -> None:
         """Nothing; an answer means that the worker is there."""
 
-    def client(self, job: Job, round: int, exchange: str) -> Client:
+    def client(self, job: Job) -> Client:
         """The client of a job, ready to work."""
         return Client(
             id=job.client,
-            round=round,
-            exchange=exchange,
+            round=job.round,
+            exchange=job.exchange,
             seed=self.site.seed,
             samples=self.samples,
             train=self.train[job.client],
@@ -122,21 +125,21 @@ class Worker:
             private=self._here(job.private),
         )
 
-    def local(self, round: int, exchange: str, jobs: Sequence[Job], vectorize: bool) -> list[Done]:
+    def local(self, jobs: Sequence[Job], vectorize: bool) -> list[Done]:
         """The method's local work for each job; a vectorised cohort does all of them at once."""
         if vectorize:
-            return self._cohort(round, exchange, jobs)
+            return self._cohort(jobs)
         done = []
         for job in jobs:
-            client = self.client(job, round, exchange)
-            with randomness.seeded_globally(self.site.seed, f"{exchange}/layers", round, job.client):
+            client = self.client(job)
+            with randomness.seeded_globally(self.site.seed, f"{job.exchange}/layers", job.round, job.client):
                 reply = self.site.method.local(client, self._here(job.message))
             loss = float(client.loss_sum) / client.steps if client.steps else float("nan")
             done.append(Done(job.client, _out(reply), _out(client.private), loss, client.steps))
         return done
 
-    def _cohort(self, round: int, exchange: str, jobs: Sequence[Job]) -> list[Done]:
-        cohort = Cohort([self.client(job, round, exchange) for job in jobs])
+    def _cohort(self, jobs: Sequence[Job]) -> list[Done]:
+        cohort = Cohort([self.client(job) for job in jobs])
         messages = [self._here(job.message) for job in jobs]
         stacked = {
             name: torch.stack([m[name] for m in messages]) if isinstance(value, Tensor) else value
@@ -144,18 +147,17 @@ class Worker:
         }
         reply = self.site.method.local(cohort, stacked)
         return [
-            Done(job.client, {name: _row(v, k) for name, v in reply.items()}, job.private, loss, steps)
-            for k, (job, loss, steps) in enumerate(zip(jobs, cohort.mean_losses, cohort.step_counts, strict=True))
+            Done(client.id, {name: _row(v, k) for name, v in reply.items()}, _out(client.private), loss, steps)
+            for k, (client, loss, steps) in enumerate(
+                zip(cohort.clients, cohort.mean_losses, cohort.step_counts, strict=True)
+            )
         ]
 
     def score(self, jobs: Sequence[Job]) -> list[Scored]:
-        """Each client's own model on its own test samples.
-
-        The round counts as 0: what a model scores depends on the model alone, not on when it is asked.
-        """
+        """Each client's own model on its own test samples."""
         scored = []
         for job in jobs:
-            client = self.client(job, 0, "evaluate")
+            client = self.client(job)
             with randomness.seeded_globally(self.site.seed, "evaluate/layers", 0, job.client):
                 predict = self.site.method.predictor(client, self._here(job.message))
             scored += self._judge(predict, [job.client])
@@ -165,7 +167,7 @@ class Worker:
         """Each client's own model on its own test samples, after some more steps on its training samples."""
         scored = []
         for job in jobs:
-            client = self.client(job, 0, "finetune")
+            client = self.client(replace(job, exchange="finetune"))
             with randomness.seeded_globally(self.site.seed, "finetune/layers", 0, job.client):
                 predict = self.site.method.finetune(client, self._here(job.message), steps, lr)
             scored += self._judge(predict, [job.client])
@@ -194,7 +196,7 @@ class Worker:
         """Each client's own model as a vector [D], and what it has beside it: the very ones that `score` judges."""
         kept = []
         for job in jobs:
-            client = self.client(job, 0, "evaluate")
+            client = self.client(job)
             with randomness.seeded_globally(self.site.seed, "evaluate/layers", 0, job.client):
                 w = self.site.method.personalise(client, self._here(job.message)).detach().cpu()
                 second = self.site.method.beside(client)

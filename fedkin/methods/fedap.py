@@ -44,9 +44,13 @@ class FedAP(Method):
     mu: Fraction = 0.5
     warm_up: Fraction = 0.5
 
+    def shared(self, layout: Layout) -> Block:
+        """All columns but those of normalisation layers."""
+        return layout.all - layout.norm
+
     def start(self, fed: Overview) -> State:
         """What clients share of one model."""
-        return State(fed, {"w": shared(fed.layout).of(fed.initial).clone()})
+        return State(fed, {"w": self.shared(fed.layout).of(fed.initial).clone()})
 
     def warming(self, state: State) -> bool:
         """Whether this round belongs to the warm-up."""
@@ -66,7 +70,7 @@ class FedAP(Method):
 
     def personalise(self, client: Client, message: Message) -> Tensor:
         """What was served around the client's own normalisation layers."""
-        w = shared(client.layout).put(client.initial.clone(), message["w"])
+        w = self.shared(client.layout).put(client.initial.clone(), message["w"])
         return client.layout.norm.put(w, client.private["norm"]) if "norm" in client.private else w
 
     def local(self, client: Client, message: Message) -> Message:
@@ -76,7 +80,7 @@ class FedAP(Method):
             return {"statistics": self.statistics(client, w)}
         w = client.sgd(w)
         self.keep(client, w)
-        return {"w": shared(client.layout).of(w), "n": client.n}
+        return {"w": self.shared(client.layout).of(w), "n": client.n}
 
     def keep(self, client: Client, w: Tensor) -> None:
         """Normalisation layers stay here."""
@@ -112,11 +116,6 @@ class FedAP(Method):
         state["trained"][replies.clients] = replies["w"]
         state["W"] = state["mixing"] @ state["trained"]
         return {"shared": state["mixing"]}
-
-
-def shared(layout: Layout) -> Block:
-    """All columns but those of normalisation layers."""
-    return layout.all - layout.norm
 
 
 def distances(statistics: Tensor, layout: Layout) -> Tensor:

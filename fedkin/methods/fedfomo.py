@@ -47,16 +47,16 @@ class FedFomo(Method):
     def start(self, fed: Overview) -> State:
         """Everybody's last trained model, who has trained, and P."""
         n, dtype = fed.clients, fed.initial.dtype
+        sent = torch.zeros(n, min(self.models, n - 1), dtype=torch.int64)
+        trained = torch.zeros(n, dtype=dtype)
         return State(
-            fed,
-            {"W": fed.initial.repeat(n, 1), "P": torch.eye(n, dtype=dtype), "trained": torch.zeros(n, dtype=dtype)},
+            fed, {"W": fed.initial.repeat(n, 1), "P": torch.eye(n, dtype=dtype), "trained": trained, "sent": sent}
         )
 
     def prepare(self, state: State, exchange: str, clients: Sequence[int]) -> None:
-        """Choose the models that each participant is sent, [K, M]; before anybody has trained there are none."""
-        count = min(self.models, state.fed.clients - 1) if state["trained"].any() else 0
-        state["sent"] = torch.stack([self.chosen(state, i, count) for i in clients])
-        state["to"] = list(clients)
+        """Choose whose models each participant is sent, and remember it until it replies."""
+        for i in clients:
+            state["sent"][i] = self.chosen(state, i, state["sent"].shape[1])
 
     def chosen(self, state: State, client: int, count: int) -> Tensor:
         """Whose models a client is sent, [count]: the best by its row of P, some of them random instead."""
@@ -72,9 +72,8 @@ class FedFomo(Method):
         return torch.cat([best, rest[:explored]])
 
     def dispatch(self, state: State, client: int, exchange: str) -> Message:
-        """The chosen models [M, D], stacked."""
-        who = state["sent"][state["to"].index(client)]
-        return {"models": state["W"][who]} if len(who) else {}
+        """The chosen models [M, D], stacked; before anybody has trained there are none."""
+        return {"models": state["W"][state["sent"][client]]} if state["trained"].any() else {}
 
     def serve(self, state: State, client: int) -> Message:
         """What the client trained last."""
@@ -105,12 +104,14 @@ class FedFomo(Method):
     def aggregate(self, state: State, replies: Replies) -> Mixing:
         """Take over the trained models and what each client found out about others."""
         who = torch.tensor(replies.clients)
-        state.pop("to")
-        whose = torch.cat([who[:, None], state.pop("sent")], dim=1)
         state["W"][who], state["trained"][who] = replies["w"], 1.0
-        state["P"][who[:, None], whose] += replies["gains"]
         mixing = torch.eye(state.fed.clients, dtype=state["P"].dtype)
-        mixing[who[:, None], whose] = weights(replies["gains"])
+        for i, message in zip(replies.clients, replies.messages, strict=True):
+            gains = message["gains"]
+            # A client that was written to before anybody had trained found out about itself alone.
+            whose = torch.cat([torch.tensor([i]), state["sent"][i]])[: len(gains)]
+            state["P"][i, whose] += gains
+            mixing[i, whose] = weights(gains)
         return {"all": mixing}
 
 

@@ -54,7 +54,7 @@ class Moon(Method):
         place = torch.zeros_like(client.samples.y)
         place[client.train] = torch.arange(client.n, device=place.device)
         # The same batches that `sgd` takes, by their rows: the order is drawn from the same key.
-        rows = client.rows(client.training.epochs, "batches")
+        rows = client.rows(None, "batches")
 
         def objective(x: Tensor, y: Tensor) -> Tensor:
             at = place[next(rows)]

@@ -117,13 +117,13 @@ class PFedSim(Method):
                 (layout.all - self.own(state)).copy(state["w"], state["W"])
             return same_for_all(replies, state.fed.clients)
         else:
-            before = state.pop("sent")
-            state.pop("to")
+            state.pop("sent", None)
+            state.pop("to", None)
             state["W"][who] = replies["w"]
             if self.similarity == "ldb":
                 state["sent"] = replies["w"]
                 return None
-            alike = self.alike(replies["w"], replies["w"] - before, layout)
+            alike = self.alike(replies["w"], replies["w"] - replies.sent("w"), layout)
         self.refresh(state["phi"], torch.tensor(who), alike)
         identity = torch.eye(state.fed.clients, dtype=state["phi"].dtype)
         return {"extractor": normalised(state["phi"]), "classifier": identity}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ class Checkpoint:
     """What the server remembers."""
     private: dict[int, Values]
     """What each client keeps to itself; in a simulation it is saved with the rest."""
+    clock: Values = field(default_factory=dict)
+    """Who is at work."""
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> None:
@@ -40,7 +42,11 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
     make_folder(folder)
     tensors: dict[str, Tensor] = {}
     others: dict[str, Any] = {}
-    groups = {"state": checkpoint.state, **{f"private/{i}": v for i, v in checkpoint.private.items()}}
+    groups = {
+        "state": checkpoint.state,
+        "clock": checkpoint.clock,
+        **{f"private/{i}": v for i, v in checkpoint.private.items()},
+    }
     for group, values in groups.items():
         for name, value in values.items():
             (tensors if isinstance(value, Tensor) else others)[f"{group}/{name}"] = value
@@ -73,15 +79,16 @@ def load(path: Path) -> Checkpoint:
         raise FedkinError(f"checkpoint {path} is incomplete or was altered")
     private: dict[int, Values] = {i: {} for i in about["clients"]}
     state: Values = {}
+    clock: Values = {}
     arrays = safetensors.numpy.load(content)
     for key, value in (about["values"] | {k: torch.from_numpy(v) for k, v in arrays.items()}).items():
         group, _, name = key.partition("/")
-        if group == "state":
-            state[name] = value
+        if group in ("state", "clock"):
+            (state if group == "state" else clock)[name] = value
         else:
             client, _, name = name.partition("/")
             private[int(client)][name] = value
-    return Checkpoint(about["round"], state, private)
+    return Checkpoint(about["round"], state, private, clock)
 
 
 def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
