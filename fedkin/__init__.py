@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedkin.api import compare, resume, run
+    from fedkin.api import compare, load, resume, run
     from fedkin.client import Client
     from fedkin.data.federation import Federation
     from fedkin.errors import FedkinError
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "compare": "api", "resume": "api", "run": "api",
+    "compare": "api", "load": "api", "resume": "api", "run": "api",
     "Client": "client",
     "Federation": "data.federation",
     "FedkinError": "errors",
@@ -38,6 +38,7 @@ __all__ = [
     "Result",
     "State",
     "compare",
+    "load",
     "resume",
     "run",
 ]

@@ -23,6 +23,8 @@ from fedkin.layout import Layout
 from fedkin.method import Method
 from fedkin.result import Result
 from fedkin.runs.folder import RunFolder, refuse_full
+from fedkin.runs.mixing import MixingRecord
+from fedkin.schedule import from_anywhere, schedule
 from fedkin.simulate import Setup, Watch, simulate
 
 Model = str | type[nn.Module] | nn.Module
@@ -85,6 +87,22 @@ def resume(
     return simulate(setup, run_folder, watch)
 
 
+def load(folder: str | Path) -> Result:
+    """What came out of a finished run, read from its folder."""
+    run_folder = RunFolder.open(Path(folder))
+    config, about = run_folder.config, run_folder.about
+    return Result(
+        config=config,
+        method=config.method,
+        history=run_folder.history(),
+        models=run_folder.models(),
+        client_names=tuple(about["clients"]),
+        seconds=run_folder.seconds(),
+        folder=run_folder.path,
+        record=MixingRecord(run_folder.path),
+    )
+
+
 def prepare(
     method: str | Method,
     *,
@@ -122,7 +140,8 @@ def prepare(
     federation = data if isinstance(data, Federation) else Federation.of(config)
     if not isinstance(data, Federation) and is_folder(data) and own.get("clients", 0) not in (0, len(federation)):
         raise FedkinError(f"{data} holds {len(federation)} clients, but {own['clients']} were asked for")
-    config = config.model_copy(update={"clients": len(federation)})
+    config = config.model_copy(update={"clients": len(federation), "schedule": from_anywhere(config.schedule)})
+    schedule(config.schedule, len(federation), config.seed)
     if config.public:
         federation = federation.publishing(config.public, config.seed)
     module, network = _module(config, federation, model)
@@ -217,6 +236,12 @@ def describe(setup: Setup) -> dict[str, Any]:
     }
 
 
+def policy_of(name: str) -> tuple[str, str | None]:
+    """`fedavg@drop` as a method and what it does with late replies."""
+    method, _, late = name.partition("@")
+    return method, late or None
+
+
 def compare(
     names: Sequence[str],
     *,
@@ -229,24 +254,30 @@ def compare(
 ) -> dict[str, list[Result]]:
     """Run several methods with the same settings, each with seeds counting up; results by method.
 
-    Rounds, join, epochs and batch are the same for all; what else is not given comes from each method's paper.
-    `set` holds hyper-parameters by method. `show(label, rounds)` makes a watcher for each run.
+    Rounds, join, local work and schedule are the same for all; what else is not given comes from each method's paper.
+    A name may say what is done with late replies, as in `fedavg@drop`. `set` holds hyper-parameters by name.
+    `show(label, rounds)` makes a watcher for each run.
     """
     first = settings.pop("seed", 0)
     given = presets.preset(preset).settings if preset is not None else {}
     settings = {name: Config.model_fields[name].default for name in SHARED if name not in given} | settings
     if out is not None:
         refuse_full(Path(out))
+
+    def with_policy(name: str) -> dict[str, Any]:
+        method, late = policy_of(name)
+        return settings | {"method": method} | ({"late": late} if late else {})
+
     # Everything is checked before the first long run.
     setups = [
-        (name, seed, prepare(name, seed=seed, set=(set or {}).get(name, {}), preset=preset, **settings))
+        (name, seed, prepare(**with_policy(name), seed=seed, set=(set or {}).get(name, {}), preset=preset))
         for name in dict.fromkeys(names)
         for seed in range(first, first + seeds)
     ]
     results: dict[str, list[Result]] = {}
     with shared_workers(settings.get("workers")):
         for name, seed, setup in setups:
-            label = Path(name).name.replace(".py:", "-")
+            label = Path(name).name.replace(".py:", "-").replace("@", "-")
             path = Path(out) / f"{label}-s{seed}" if out is not None else None
             folder = RunFolder.create(path, setup.config, describe(setup)) if path else None
             with show(f"{name} seed {seed}", setup.config.rounds) if show else nullcontext() as watch:

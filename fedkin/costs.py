@@ -63,7 +63,7 @@ def _measure(method: str) -> tuple[int, int, int, tuple[str, ...]]:
     network = nn.Sequential(nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4))
     setup = prepare(
         method, data=Federation.from_arrays(clients), model=network, rounds=ROUNDS, join=1.0, epochs=3, batch=8,
-        evaluate_every=ROUNDS + 1, vectorize="off",
+        minibatches=0, schedule="sync", evaluate_every=ROUNDS + 1, vectorize="off",
     )  # fmt: skip
     with one_thread(), torch.random.fork_rng():
         engine = _Watched(setup.site())

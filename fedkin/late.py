@@ -17,7 +17,7 @@ from fedkin.leap import Leap
 from fedkin.method import TRAIN, Message, Method, Replies, State, Trip
 
 DROP, LEAP, WAIT = "drop", "leap", "wait"
-LATE = {"stale": "late", DROP: "dropped", LEAP: "leapt"}
+LATE = {"stale": "late", DROP: "dropped", LEAP: "leapt", WAIT: "in time"}
 """What becomes of a late reply under each policy."""
 
 
@@ -35,12 +35,24 @@ def replies_of(method: Method, state: State, flights: Sequence[Flight], policy: 
     """The replies of these flights as the method is given them; those to be dropped are not among them."""
     trips = [Trip(f.message, state.round - f.round, f.before, f.after) for f in flights]
     messages = [f.done.reply for f in flights if f.done]
-    if policy == LEAP:
+    if policy == LEAP and not method.leaps:
         late = [k for k, trip in enumerate(trips) if trip.late]
         now = courses(method, state, [flights[k].client for k in late]) if late else []
         for k, w in zip(late, now, strict=True):
             messages[k] = leapt(method, state, messages[k], trips[k], w)
     return Replies(TRAIN, [f.client for f in flights], messages, trips)
+
+
+def check_leap(method: Method, state: State, message: Message) -> None:
+    """Refuse, before anybody has trained, to leap models that a method does not send."""
+    w, sizes = message.get("w"), (state.fed.layout.size, len(method.shared(state.fed.layout)))
+    if w is None or w.ndim != 1 or len(w) not in sizes:
+        raise cannot_leap(method)
+
+
+def cannot_leap(method: Method) -> FedkinError:
+    """What to tell who asks for it."""
+    return FedkinError(f"late=leap needs models that {method.name} does not send: use wait, drop or stale")
 
 
 def leapt(method: Method, state: State, reply: Message, trip: Trip, now: Tensor | None) -> Message:
@@ -50,7 +62,7 @@ def leapt(method: Method, state: State, reply: Message, trip: Trip, now: Tensor 
     given = (reply.get(name), trip.sent.get("w"), now, trip.before, trip.after)
     known = [v for v in given if v is not None and v.ndim == 1 and len(v) in (layout.size, len(shared))]
     if len(known) < len(given):
-        raise FedkinError(f"late=leap needs models that {method.name} does not send: use wait, drop or stale")
+        raise cannot_leap(method)
     # Columns that do not travel are zero on both sides, and so have no part in any cosine.
     came, start, now, before, after = (
         v if len(v) == layout.size else shared.put(v.new_zeros(layout.size), v) for v in known

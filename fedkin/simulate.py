@@ -23,7 +23,7 @@ from fedkin.engine import Engine, default_workers, open_engine
 from fedkin.engine.worker import Done, Job, Scored, Site
 from fedkin.errors import FedkinError
 from fedkin.evaluate import Evaluator, Fingerprints, serves_models
-from fedkin.late import DROP, LATE, LEAP, WAIT, courses, local_model, replies_of
+from fedkin.late import DROP, LATE, LEAP, WAIT, check_leap, courses, local_model, replies_of
 from fedkin.layout import Layout
 from fedkin.method import TRAIN, Exchange, Message, Method, Mixing, Overview, Replies, State, Trip, byte_count
 from fedkin.result import Ended, Models, Result, Round
@@ -216,6 +216,7 @@ class Simulation:
             messages = share(messages)
         flights = [Flight(i, state.round, m, clock.now) for i, m in zip(clients, messages, strict=True)]
         if self.leaps and not clock.synchronous:
+            check_leap(self.setup.method, state, messages[0])
             for flight, w in zip(flights, self._courses(clients, [m.get("w") for m in messages]), strict=True):
                 flight.before = w
         if not clock.schedule.timed:
@@ -263,7 +264,8 @@ class Simulation:
 
     def _record(self, flight: Flight) -> Ended:
         late = self.state.round - flight.round
-        fate = "lost" if flight.plan.lost else "in time" if not late else LATE[self.setup.config.late]
+        became = LATE[LEAP if self.setup.method.leaps else self.setup.config.late]
+        fate = "lost" if flight.plan.lost else became if late else "in time"
         return Ended(flight.client, flight.round, flight.start, flight.plan.end, fate)
 
     def _courses(self, clients: Sequence[int], sent: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -357,6 +359,7 @@ class Simulation:
 
     def checkpoint(self) -> Checkpoint:
         """All that is needed to go on from here."""
+        self.mixing.write()
         clock = self.clock.save() | {f"local/{i}": w for i, w in self.local_models.items()}
         clock["scores"] = [vars(scored) for scored in self.local_scores.values()]
         return Checkpoint(self.state.round, dict(self.state), self.private, clock)

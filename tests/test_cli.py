@@ -82,7 +82,10 @@ def test_run_takes_every_setting_as_an_option() -> None:
         "pool": "train",
         "join": 0.6,
         "rounds": 3,
+        "schedule": "stragglers:0",
+        "late": "drop",
         "epochs": 2,
+        "minibatches": 3,
         "batch": 16,
         "lr": 0.05,
         "momentum": 0.5,
@@ -94,6 +97,7 @@ def test_run_takes_every_setting_as_an_option() -> None:
         "public": 0.1,
         "finetune_steps": 3,
         "finetune_lr": 0.02,
+        "judge_local": True,
         "evaluate_every": 2,
         "checkpoint_every": 2,
         "engine": "inline",
@@ -102,7 +106,11 @@ def test_run_takes_every_setting_as_an_option() -> None:
         "vectorize": "off",
     }
     assert given.keys() == Config.model_fields.keys() - {"method", "set"}
-    options = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", value)]
+    options = [
+        word
+        for name, value in given.items()
+        for word in (f"--{name.replace('_', '-')}", *(() if value is True else (value,)))
+    ]
     said = done("run", "fedprox", *options, "--set", "mu=0.5", "--out", "here", "--json")
     folder = RunFolder.open(Path("here"))
     assert folder.config.model_dump() == {**given, "method": "fedprox", "set": {"mu": 0.5}}
@@ -513,3 +521,27 @@ def test_names_that_look_like_markup_are_shown_as_they_are() -> None:
     assert "[b]s.npy by the model of [i]a" in " ".join(said.out.split())
     assert "[red]x[/blue]" in said.out
     assert "[red]x[/blue]" in done("data", "show", "[bold]d[").out
+
+
+def test_plot_draws_runs_and_explains_what_it_cannot() -> None:
+    done("run", "fedavg", "--clients", 6, "--rounds", 4, "--schedule", "stragglers:2", "--out", "late")
+    done("run", "fedavg", "--clients", 6, "--rounds", 4, "--out", "sync")
+    for what in ("curves", "clients", "time", "timeline"):
+        done("plot", "late", "--what", what, "-o", f"pictures/{what}.png")
+        assert Path(f"pictures/{what}.png").read_bytes().startswith(b"\x89PNG")
+    done("plot", "late", "sync", "-o", "both.svg")
+    done("plot", "late", "--what", "timeline", "--until", 2, "-o", "timeline.pdf")
+    assert "has no virtual time" in command("plot", "sync", "--what", "time", "-o", "x.png").err
+    assert "of one run" in command("plot", "late", "sync", "--what", "timeline", "-o", "x.png").err
+    assert ".png, .svg or .pdf" in command("plot", "late", "-o", "x.txt").err
+
+
+def test_compare_takes_a_policy_for_late_replies_with_each_method() -> None:
+    said = done(
+        "compare", "fedavg@drop", "fedavg@stale", "lga", "--clients", 6, "--rounds", 4, "--schedule", "stragglers:3",
+        "--out", "here", "--json",
+    )  # fmt: skip
+    assert list(said.json) == ["fedavg@drop", "fedavg@stale", "lga"]
+    assert [runs[0]["config"]["late"] for runs in said.json.values()] == ["drop", "stale", "stale"]
+    assert Path("here/fedavg-drop-s0").is_dir()
+    assert "should be 'stale'" in command("compare", "fedavg@never", "--rounds", 1, "--out", "there").err

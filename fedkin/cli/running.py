@@ -134,7 +134,10 @@ def _tell(result: Result) -> None:
 
 @takes(*RUN)
 def compare(
-    methods: Annotated[list[str], typer.Argument(help="Methods to compare (see [b]fedkin methods[/b]).")],
+    methods: Annotated[
+        list[str],
+        typer.Argument(help="Methods to compare (see [b]fedkin methods[/b]); fedavg@drop has its own [b]--late[/b]."),
+    ],
     seeds: Annotated[int, typer.Option(help="Runs of each method, with seeds counting up from --seed.", min=1)] = 1,
     set: Annotated[
         list[str],
@@ -193,13 +196,20 @@ def _report(results: Mapping[str, Sequence[Result]], folder: Path) -> None:
 
 def _for_each(methods: list[str], given: dict[str, str]) -> dict[str, dict[str, str]]:
     """Hyper-parameters by method."""
+    from fedkin.api import policy_of
     from fedkin.methods import method_class
 
     hyper: dict[str, dict[str, str]] = {name: {} for name in methods}
     for key, value in given.items():
         owner, dot, own = key.rpartition(".")
         takers = [
-            name for name in methods if (name == owner if dot else key in {f.name for f in fields(method_class(name))})
+            name
+            for name in methods
+            if (
+                owner in (name, policy_of(name)[0])
+                if dot
+                else key in {f.name for f in fields(method_class(policy_of(name)[0]))}
+            )
         ]
         if not takers:
             raise FedkinError(f"--set {key}={value}: none of {', '.join(methods)} has such a hyper-parameter")

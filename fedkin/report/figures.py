@@ -3,12 +3,82 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fedkin.errors import FedkinError
 from fedkin.result import Result
+
+FATES = {"in time": "#4c9f70", "late": "#e0a030", "leapt": "#3b7dd8", "dropped": "#b0b0b0", "lost": "#c8453b"}
+"""What became of a task, in the order of the legend."""
+MANY = 60
+"""Clients that get a line of their own in a timeline."""
+
+
+def curves(results: Sequence[Result], against: Literal["rounds", "time"] = "rounds") -> Figure:
+    """Accuracy over rounds, or over the virtual time of runs with a schedule."""
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    for result in results:
+        rounds = result.evaluated
+        if against == "time" and rounds[0].time is None:
+            raise FedkinError(f"{result.folder or result.method} has no virtual time: it ran with --schedule sync")
+        at = [r.round if against == "rounds" else r.time or 0.0 for r in rounds]
+        label = f"{result.method}, {result.config.late}" if against == "time" else result.method
+        axes.plot(at, [100 * r.scores[0].headline for r in rounds], label=label)
+    unit = results[0].config.schedule.partition(":")[0]
+    time = "virtual time (s)" if unit == "latency" else "virtual time (rounds)"
+    axes.set(xlabel="round" if against == "rounds" else time, ylabel="accuracy (%), mean over clients")
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    return figure
+
+
+def timeline(result: Result, until: float | None = None) -> Figure:
+    """Who trained when, and what became of it: a bar a task, the rounds it is late; lines where the server acts."""
+    history = [r for r in result.history if r.time is not None and (until is None or r.time <= until)]
+    tasks = [(task, r.round - task.sent) for r in history for task in r.tasks]
+    if not tasks:
+        raise FedkinError(
+            "there is no timeline without a virtual clock: run with --schedule stragglers:5 or latency:..."
+        )
+    clients = sorted({task.client for task, _ in tasks})[:MANY]
+    row = {client: k for k, client in enumerate(clients)}
+    figure = Figure(figsize=(10, 1.2 + 0.28 * len(clients)), layout="constrained")
+    axes = figure.subplots()
+    shown = [(task, late) for task, late in tasks if task.client in row]
+    for fate, colour in FATES.items():
+        own = [(task, late) for task, late in shown if task.fate == fate]
+        if not own:
+            continue
+        axes.barh(
+            [row[task.client] for task, _ in own],
+            [task.end - task.start for task, _ in own],
+            left=[task.start for task, _ in own],
+            height=0.7, color=colour, edgecolor="white", linewidth=0.6, label=fate,
+        )  # fmt: skip
+        for task, late in own:
+            if late and len(shown) <= 400:
+                axes.text(task.end, row[task.client], f"{late} ", ha="right", va="center", fontsize=7, color="white")
+    acts = [r.time for r in history if r.time is not None]
+    if len(acts) <= 200:
+        axes.vlines(acts, -0.5, len(clients) - 0.5, color="black", linewidth=0.4, alpha=0.4, label="server acts")
+    axes.set_yticks(range(len(clients)), [result.client_names[client] for client in clients], fontsize=8)
+    axes.invert_yaxis()
+    unit = "s" if result.config.schedule.startswith("latency") else "rounds"
+    axes.set(
+        xlabel=f"virtual time ({unit})", title=f"{result.method}, {result.config.schedule}: numbers are rounds late"
+    )
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.margins(x=0.01, y=0.01)
+    axes.legend(
+        frameon=False, ncols=6, loc="upper left", bbox_to_anchor=(0, -0.12 - 1 / (3 + len(clients))), fontsize=8
+    )
+    return figure
 
 
 def compare(results: Sequence[Result]) -> Figure:

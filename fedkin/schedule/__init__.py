@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
+from pathlib import Path
 from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
@@ -21,7 +22,7 @@ from fedkin.schedule.participation import at_once, in_turn, participants
 from fedkin.schedule.stragglers import Stragglers
 from fedkin.schedule.sync import Sync
 
-__all__ = ["Plan", "Schedule", "Task", "at_once", "in_turn", "participants", "schedule"]
+__all__ = ["Plan", "Schedule", "Task", "at_once", "from_anywhere", "in_turn", "participants", "schedule"]
 
 KINDS: Mapping[str, type[Schedule]] = {"sync": Sync, "stragglers": Stragglers, "latency": Latency}
 
@@ -49,3 +50,13 @@ def schedule(text: str, clients: int, seed: int) -> Schedule:
     if first and first not in values:
         raise FedkinError(f"schedule {name!r} needs its {first}, as in {kind.example}")
     return kind(clients=clients, seed=seed, **values)
+
+
+def from_anywhere(text: str) -> str:
+    """The same schedule, with the whole path of its trace file: a run may be resumed from another folder."""
+    parts = text.split(",")
+    for k, part in enumerate(parts):
+        before, mark, path = part.partition("trace=")
+        if mark:
+            parts[k] = f"{before}{mark}{Path(path).expanduser().resolve()}"
+    return ",".join(parts)
