@@ -35,6 +35,7 @@ class Training:
     momentum: float
     weight_decay: float
     minibatches: int = 0
+    statistics: str = "shared"
 
 
 class Config(BaseModel):
@@ -83,6 +84,8 @@ class Config(BaseModel):
     """Momentum of local SGD, new every round."""
     weight_decay: Nonnegative = 0.0
     """Weight decay of local SGD."""
+    statistics: Literal["shared", "local"] = "shared"
+    """Running statistics of batch norm: part of the model that is sent and mixed, or kept by each client."""
     model: str | None = None
     """A network (see `fedkin models`) or file.py:Class; otherwise one that fits the data."""
     classifier: str | None = None

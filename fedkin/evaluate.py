@@ -28,6 +28,8 @@ class Evaluator:
     method: Method
     engine: Engine
     test_sizes: Sequence[int]
+    private_statistics: bool = False
+    """Whether clients keep the running statistics of batch norm, so that no model is whole without its client."""
     known: dict[tuple[int, str], Scored] = field(default_factory=dict)
     """(client, fingerprint of a model) to its score."""
 
@@ -39,7 +41,7 @@ class Evaluator:
         clients = range(len(self.test_sizes))
         fingerprint = Fingerprints()
         messages = [self.method.serve(state, i) for i in clients]
-        if serves_models(self.method):
+        if serves_models(self.method) and not self.private_statistics:
             own = {(i, fingerprint(messages[i])): messages[i]["w"] for i in clients}
             jobs = {}
         else:
@@ -49,15 +51,24 @@ class Evaluator:
                 for i in clients
             }
         w = self.method.global_model(state)
-        shared = {(i, fingerprint({"w": w})): w for i in clients} if w is not None else {}
+        shared: dict[tuple[int, str], Tensor] = {}
+        with_own: dict[tuple[int, str], Job] = {}
+        if w is not None and self.private_statistics:
+            print_of_w = fingerprint({"w": w})
+            with_own = {
+                (i, f"global {print_of_w}/{trained.get(i, 0)}"): Job(i, {"w": w}, private.get(i, {})) for i in clients
+            }
+        elif w is not None:
+            shared = {(i, fingerprint({"w": w})): w for i in clients}
 
-        self.known = {key: self.known[key] for key in own | jobs | shared if key in self.known}
+        self.known = {key: self.known[key] for key in own | jobs | shared | with_own if key in self.known}
         self._score_models({key: w for key, w in (own | shared).items() if key not in self.known})
-        self._score_jobs({key: job for key, job in jobs.items() if key not in self.known})
+        self._score_jobs({key: job for key, job in jobs.items() if key not in self.known}, "score")
+        self._score_jobs({key: job for key, job in with_own.items() if key not in self.known}, "score_sent")
         judged = self.method.judged
         scores = [self._score(judged.model, judged.moment, OWN, [*own, *jobs])]
-        if shared:
-            scores.append(self._score("global", "after aggregation", UNION, list(shared)))
+        if shared or with_own:
+            scores.append(self._score("global", "after aggregation", UNION, [*shared, *with_own]))
         return scores
 
     def each(self, models: Mapping[int, Tensor]) -> dict[int, Scored]:
@@ -87,10 +98,10 @@ class Evaluator:
             for (fingerprint, _), scored in zip(call, results, strict=True):
                 self.known |= {(s.client, fingerprint): s for s in scored}
 
-    def _score_jobs(self, wanted: Mapping[tuple[int, str], Job]) -> None:
+    def _score_jobs(self, wanted: Mapping[tuple[int, str], Job], function: str) -> None:
         """Models that only their client can put together."""
         calls = _grouped(list(wanted), [self.test_sizes[i] for i, _ in wanted], CALL_MODELS)
-        results = self.engine.map("score", [([wanted[key] for key in call],) for call in calls])
+        results = self.engine.map(function, [([wanted[key] for key in call],) for call in calls])
         for call, scored in zip(calls, results, strict=True):
             self.known |= dict(zip(call, scored, strict=True))
 

@@ -134,7 +134,8 @@ class Simulation:
         self.private: dict[int, dict[str, Any]] = {}
         self.trained: Counter[int] = Counter()
         self.train_sizes = [len(rows) for rows in federation.split.train]
-        self.evaluate = Evaluator(setup.method, engine, [len(rows) for rows in federation.split.test])
+        statistics = config.statistics == "local" and bool(layout.norm_statistics.ranges)
+        self.evaluate = Evaluator(setup.method, engine, [len(rows) for rows in federation.split.test], statistics)
         self.vectorized = setup.vectorized
         self.clock = Clock(
             schedule(config.schedule, self.fed.clients, config.seed), config.join, wait=config.late == WAIT
@@ -344,7 +345,7 @@ class Simulation:
         method, clients = self.setup.method, range(self.fed.clients)
         messages = [method.serve(self.state, i) for i in clients]
         beside: dict[int, tuple[str, Tensor]] = {}
-        if serves_models(method):
+        if serves_models(method) and not self.evaluate.private_statistics:
             vectors: list[Tensor] = [message["w"] for message in messages]
         else:
             calls = [([Job(i, messages[i], self.private.get(i, {}))],) for i in clients]

@@ -90,6 +90,7 @@ def test_run_takes_every_setting_as_an_option() -> None:
         "lr": 0.05,
         "momentum": 0.5,
         "weight_decay": 0.001,
+        "statistics": "local",
         "model": "mlp",
         "classifier": "fc2",
         "seed": 3,

@@ -16,7 +16,19 @@ from fedkin.errors import FedkinError
 PANELS = {
     "Federation": ("data", "partition", "clients", "test_ratio", "pool", "public"),
     "Training": (
-        *("join", "rounds", "schedule", "late", "epochs", "minibatches", "batch", "lr", "momentum", "weight_decay"),
+        *(
+            "join",
+            "rounds",
+            "schedule",
+            "late",
+            "epochs",
+            "minibatches",
+            "batch",
+            "lr",
+            "momentum",
+            "weight_decay",
+            "statistics",
+        ),
         *("model", "classifier", "seed", "dtype", "finetune_steps", "finetune_lr"),
     ),
     "Where it runs": ("engine", "workers", "device", "vectorize"),

@@ -17,8 +17,11 @@ from fedkin.client import Client, Networks, Samples
 from fedkin.cohort import Cohort
 from fedkin.config import Training
 from fedkin.data.dataset import Indices
-from fedkin.layout import Bound
+from fedkin.layout import Block, Bound
 from fedkin.method import Message, Method, Predictor
+
+STATISTICS = "statistics"
+"""The name under which a client keeps its running statistics, if it keeps them to itself."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,7 @@ class Worker:
         self.device = torch.device(site.device)
         self.bound = Bound(copy.deepcopy(site.module).to(self.device), site.classifier)
         self.initial = self.bound.w.clone()
+        self._places: dict[int, tuple[Tensor, Block]] = {}
         self.samples = self._samples()
         self.networks = Networks(site.x.shape[1:], site.classes, self.bound.w)
         self.train = [torch.from_numpy(rows).to(self.device) for rows in site.train]
@@ -133,7 +137,9 @@ class Worker:
         for job in jobs:
             client = self.client(job)
             with randomness.seeded_globally(self.site.seed, f"{job.exchange}/layers", job.round, job.client):
-                reply = self.site.method.local(client, self._here(job.message))
+                reply = self.site.method.local(client, self._message(job))
+            if self.keeps_statistics:
+                self._keep_statistics(client, job.message, reply)
             loss = float(client.loss_sum) / client.steps if client.steps else float("nan")
             done.append(Done(job.client, _out(reply), _out(client.private), loss, client.steps))
         return done
@@ -159,9 +165,13 @@ class Worker:
         for job in jobs:
             client = self.client(job)
             with randomness.seeded_globally(self.site.seed, "evaluate/layers", 0, job.client):
-                predict = self.site.method.predictor(client, self._here(job.message))
+                predict = self.site.method.predictor(client, self._message(job))
             scored += self._judge(predict, [job.client])
         return scored
+
+    def score_sent(self, jobs: Sequence[Job]) -> list[Scored]:
+        """The model that each client was sent, on its own test samples, with its own running statistics."""
+        return [s for job in jobs for s in self._judge(self.bound.eval(self._message(job)["w"]), [job.client])]
 
     def score_finetuned(self, jobs: Sequence[Job], steps: int, lr: float) -> list[Scored]:
         """Each client's own model on its own test samples, after some more steps on its training samples."""
@@ -169,7 +179,7 @@ class Worker:
         for job in jobs:
             client = self.client(replace(job, exchange="finetune"))
             with randomness.seeded_globally(self.site.seed, "finetune/layers", 0, job.client):
-                predict = self.site.method.finetune(client, self._here(job.message), steps, lr)
+                predict = self.site.method.finetune(client, self._message(job), steps, lr)
             scored += self._judge(predict, [job.client])
         return scored
 
@@ -198,10 +208,49 @@ class Worker:
         for job in jobs:
             client = self.client(job)
             with randomness.seeded_globally(self.site.seed, "evaluate/layers", 0, job.client):
-                w = self.site.method.personalise(client, self._here(job.message)).detach().cpu()
+                w = self.site.method.personalise(client, self._message(job)).detach().cpu()
                 second = self.site.method.beside(client)
             kept.append((w, (second[0], second[1].detach().cpu()) if second else None))
         return kept
+
+    @property
+    def keeps_statistics(self) -> bool:
+        """Whether clients keep the running statistics of batch norm to themselves."""
+        return self.site.training.statistics == "local" and bool(self.bound.layout.norm_statistics.ranges)
+
+    def _message(self, job: Job) -> Message:
+        """What a client was sent, on this worker's device; with its own running statistics if it keeps them."""
+        message = self._here(job.message)
+        own = job.private.get(STATISTICS)
+        if self.keeps_statistics and own is not None and isinstance(message.get("w"), Tensor):
+            statistics, place = self._statistics(message["w"])
+            place.put(message["w"], own.to(message["w"])[..., statistics])
+        return message
+
+    def _keep_statistics(self, client: Client, sent: Message, reply: Message) -> None:
+        """Remember the running statistics of a model that a client has trained."""
+        for name, sign in (("w", 0), ("delta", 1), ("g", -1)):
+            came = reply.get(name)
+            if isinstance(came, Tensor) and came.ndim == 1:
+                statistics, place = self._statistics(came)
+                own = client.private.get(STATISTICS, self.bound.layout.norm_statistics.of(self.initial).clone())
+                trained = came if not sign else self._here(sent)["w"] + sign * came
+                own[statistics] = place.of(trained)
+                client.private[STATISTICS] = own
+                return
+
+    def _statistics(self, w: Tensor) -> tuple[Tensor, Block]:
+        """Which of all running statistics are in a vector of columns that travel, and where."""
+        size = w.shape[-1]
+        if size not in self._places:
+            layout = self.bound.layout
+            columns = torch.arange(layout.size)
+            travel = columns if size == layout.size else self.site.method.shared(layout).of(columns)
+            every = layout.norm_statistics.of(columns)
+            here = torch.isin(every, travel)
+            at = torch.searchsorted(travel, every[here]).tolist()
+            self._places[size] = (here.nonzero().squeeze(1), Block.join((k, k + 1) for k in at))
+        return self._places[size]
 
     def _here(self, values: dict[str, Any]) -> dict[str, Any]:
         # Copies, so that a method cannot reach into the server or into another client by accident.
