@@ -102,6 +102,8 @@ class Config(BaseModel):
 
     judge_local: bool = False
     """Judge also every client's own model as it left its last training."""
+    judge_union: bool = False
+    """Judge every client's model also on the union of all clients' test sets."""
     evaluate_every: Count = 1
     """Rounds between evaluations; the last round is always evaluated."""
     checkpoint_every: Count = 10

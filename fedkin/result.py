@@ -17,7 +17,7 @@ from fedkin.config import Config
 from fedkin.errors import FedkinError
 from fedkin.method import Mixing
 from fedkin.runs.mixing import MixingRecord
-from fedkin.scores import Score
+from fedkin.scores import UNION, Score
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -156,7 +156,11 @@ class Result:
     @property
     def global_score(self) -> Score | None:
         """The global model after the last round, where the method has one."""
-        return next((s for s in self.evaluated[-1].scores[1:] if s.model == "global"), None)
+        return next((s for s in self.evaluated[-1].scores[1:] if (s.model, s.data) == ("global", UNION)), None)
+
+    def judged(self, model: str, data: str) -> Score | None:
+        """One of the things that were judged after the last round, by its model and data."""
+        return next((s for s in self.evaluated[-1].scores if (s.model, s.data) == (model, data)), None)
 
     def summary(self) -> dict[str, Any]:
         """Plain values, as `--json` prints them."""
@@ -169,6 +173,7 @@ class Result:
             "best_accuracy": best,
             "best_round": best_round,
             "global_accuracy": self.global_score.headline if self.global_score else None,
+            "also": {s.describe(): s.headline for s in self.evaluated[-1].scores[1:]},
             "finetuned_accuracy": self.finetuned.headline if self.finetuned else None,
             "per_client_accuracy": dict(zip(self.client_names, self.score.clients, strict=True)),
             "rounds": len(self.history),

@@ -31,7 +31,7 @@ from fedkin.runs.checkpoint import Checkpoint
 from fedkin.runs.folder import RunFolder
 from fedkin.runs.mixing import MixingRecord
 from fedkin.schedule import schedule
-from fedkin.scores import OWN, Score
+from fedkin.scores import OWN, UNION, Score
 
 AHEAD = 64
 """Tasks whose work is done at one go when replies come one by one. A fixed number, so that who trains in one
@@ -143,7 +143,7 @@ class Simulation:
         self.leaps = setup.method.leaps or config.late == LEAP
         self.local_models: dict[int, Tensor] = {}
         """Models that left local training since the last evaluation."""
-        self.local_scores: dict[int, Scored] = {}
+        self.local_scores: dict[int, list[Scored]] = {}
 
     def round(self) -> tuple[Round, dict[str, float]]:
         """Play the next round; what happened, and the seconds for it."""
@@ -170,8 +170,12 @@ class Simulation:
         aggregated = time.perf_counter()
         due = state.round % config.evaluate_every == 0 or state.round == config.rounds
         scores = self.evaluate(state, self.private, self.trained) if due else []
+        if due and config.judge_union:
+            judged = method.judged
+            jobs = [Job(i, method.serve(state, i), self.private.get(i, {})) for i in range(self.fed.clients)]
+            scores.append(Score.of(judged.model, judged.moment, UNION, self._everywhere(jobs, as_sent=False)))
         if due and config.judge_local:
-            scores.append(self._judge_local())
+            scores += self._judge_local()
         if state.round == config.rounds and config.finetune_steps:
             scores.append(self.finetuned())
         losses = [d.loss for d in tally.done if d.steps]
@@ -324,13 +328,29 @@ class Simulation:
             raise FedkinError(f"judge_local needs models that {self.setup.method.name}'s clients do not send whole")
         self.local_models[flight.client] = w
 
-    def _judge_local(self) -> Score:
+    def _judge_local(self) -> list[Score]:
         """Every client's model as it left its last training; before the first one, the initial model."""
-        unknown = {i: self.fed.initial for i in range(self.fed.clients) if i not in self.local_scores}
-        for i, scored in self.evaluate.each(unknown | self.local_models).items():
-            self.local_scores[i] = scored
+        everyone = range(self.fed.clients)
+        changed = {i: self.fed.initial for i in everyone if i not in self.local_scores} | self.local_models
         self.local_models.clear()
-        return Score.of("local", "after local training", OWN, [self.local_scores[i] for i in range(self.fed.clients)])
+        own = self.evaluate.each(changed)
+        jobs = [Job(i, {"w": w}, self.private.get(i, {})) for i, w in changed.items()] if self._union else []
+        union = {scored.client: scored for scored in self._everywhere(jobs, as_sent=True)}
+        for i in changed:
+            self.local_scores[i] = [own[i], *([union[i]] if self._union else [])]
+        return [
+            Score.of("local", "after local training", data, [self.local_scores[i][k] for i in everyone])
+            for k, data in enumerate((OWN, UNION) if self._union else (OWN,))
+        ]
+
+    @property
+    def _union(self) -> bool:
+        return self.setup.config.judge_union
+
+    def _everywhere(self, jobs: Sequence[Job], as_sent: bool) -> list[Scored]:
+        """Clients' models on the test samples of all clients."""
+        results = self.engine.map("score_everywhere", [([job], as_sent) for job in jobs])
+        return [scored for batch in results for scored in batch]
 
     def finetuned(self) -> Score:
         """Every client's model after some further steps on its own data."""
@@ -362,7 +382,7 @@ class Simulation:
         """All that is needed to go on from here."""
         self.mixing.write()
         clock = self.clock.save() | {f"local/{i}": w for i, w in self.local_models.items()}
-        clock["scores"] = [vars(scored) for scored in self.local_scores.values()]
+        clock["scores"] = [[vars(scored) for scored in own] for own in self.local_scores.values()]
         return Checkpoint(self.state.round, dict(self.state), self.private, clock)
 
     def restore(self, point: Checkpoint) -> None:
@@ -370,7 +390,7 @@ class Simulation:
         self.state = State(self.fed, point.state, point.round)
         self.private = point.private
         self.clock.restore(point.clock)
-        self.local_scores = {values["client"]: Scored(**values) for values in point.clock["scores"]}
+        self.local_scores = {own[0]["client"]: [Scored(**values) for values in own] for own in point.clock["scores"]}
         self.local_models = {
             int(name.removeprefix("local/")): w for name, w in point.clock.items() if name.startswith("local/")
         }

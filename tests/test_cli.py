@@ -99,6 +99,7 @@ def test_run_takes_every_setting_as_an_option() -> None:
         "finetune_steps": 3,
         "finetune_lr": 0.02,
         "judge_local": True,
+        "judge_union": True,
         "evaluate_every": 2,
         "checkpoint_every": 2,
         "engine": "inline",

@@ -23,6 +23,7 @@ from fedkin.report.figures import curves, timeline
 from fedkin.result import Round
 from fedkin.schedule import Task, schedule
 from fedkin.schedule.latency import Latency, draw
+from fedkin.scores import UNION
 
 QUICK: dict[str, Any] = {"epochs": 1, "batch": 8, "lr": 0.05, "join": 1.0, "engine": "inline", "minibatches": 0}
 LATENCY = "latency:compute=lognormal/0.5/1,dropout=0.2,away=20,first=2"
@@ -129,7 +130,11 @@ def test_every_method_runs_with_late_clients_and_resumes_exactly(
 
 @pytest.mark.parametrize("text", ["stragglers:3", LATENCY])
 def test_a_run_resumes_exactly_from_every_round(text: str, tmp_path: Path) -> None:
-    settings = QUICK | {"data": ten(), "rounds": 8, "checkpoint_every": 3, "schedule": text, "judge_local": True}
+    settings = (
+        QUICK
+        | {"data": ten(), "rounds": 8, "checkpoint_every": 3, "schedule": text}
+        | {"judge_local": True, "judge_union": True}
+    )
     whole = fedkin.run("plga", out=tmp_path / "whole", **settings)
     for stop in range(1, 9):
         out = tmp_path / f"stopped-{stop}"
@@ -397,6 +402,20 @@ def test_local_models_are_judged_as_they_left_their_training(blobs: Federation) 
         assert local.loss == r.scores[0].loss
     spfl = run("spfl", "sync", single, rounds=3, judge_local=True)
     assert any(s.model == "local" for s in spfl.history[-1].scores)
+
+
+def test_models_are_judged_on_the_union_of_all_test_sets_too(blobs: Federation) -> None:
+    """Of one model for all, everybody's accuracy on the union is that of the global model."""
+    result = run("fedavg", "sync", blobs, rounds=2, judge_union=True, judge_local=True)
+    everywhere = result.judged("global", UNION)
+    assert everywhere is not None
+    union = [s for s in result.history[-1].scores if s.data == UNION]
+    assert [s.model for s in union] == ["global", "global", "local"]
+    assert set(union[1].correct) == {sum(union[0].correct)}
+    assert union[1].headline == union[0].headline
+    alone = run("local-only", "sync", blobs, rounds=2, judge_union=True).history[-1].scores
+    assert alone[1].data == UNION
+    assert alone[1].headline < alone[0].headline, "classes that a client has never seen"
 
 
 def test_judging_local_models_needs_whole_ones(blobs: Federation) -> None:

@@ -32,7 +32,7 @@ PANELS = {
         *("model", "classifier", "seed", "dtype", "finetune_steps", "finetune_lr"),
     ),
     "Where it runs": ("engine", "workers", "device", "vectorize"),
-    "Output": ("judge_local", "evaluate_every", "checkpoint_every"),
+    "Output": ("judge_local", "judge_union", "evaluate_every", "checkpoint_every"),
     "Split": ("partition", "clients", "test_ratio", "pool", "seed"),
 }
 Json = Annotated[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -172,6 +173,20 @@ class Worker:
     def score_sent(self, jobs: Sequence[Job]) -> list[Scored]:
         """The model that each client was sent, on its own test samples, with its own running statistics."""
         return [s for job in jobs for s in self._judge(self.bound.eval(self._message(job)["w"]), [job.client])]
+
+    def score_everywhere(self, jobs: Sequence[Job], as_sent: bool) -> list[Scored]:
+        """Each client's own model, or the one it was sent, on the test samples of all clients."""
+        scored = []
+        for job in jobs:
+            message = self._message(job)
+            with randomness.seeded_globally(self.site.seed, "evaluate/layers", 0, job.client):
+                predict = (
+                    self.bound.eval(message["w"]) if as_sent else self.site.method.predictor(self.client(job), message)
+                )
+            parts = self._judge(predict, range(len(self.test)))
+            sums = (sum(s.correct for s in parts), sum(s.total for s in parts), math.fsum(s.loss for s in parts))
+            scored.append(Scored(job.client, *sums))
+        return scored
 
     def score_finetuned(self, jobs: Sequence[Job], steps: int, lr: float) -> list[Scored]:
         """Each client's own model on its own test samples, after some more steps on its training samples."""
