@@ -227,6 +227,15 @@ def test_plga_is_what_loops_give(blobs: Federation) -> None:
         close(ours.models[i], flat(own[i]))
 
 
+def test_lga_s_numbers_can_be_read_off_a_run_of_plga(blobs: Federation) -> None:
+    """Training is the same: the same global model, and the same models that leave the clients."""
+    lga, plga = (fedkin.run(name, data=blobs, judge_local=True, **RUN) for name in ("lga", "plga"))
+    for a, b in zip(lga.history, plga.history, strict=True):
+        for model in ("global", "local"):
+            (x,), (y,) = ([s for s in r.scores[1:] if s.model == model] for r in (a, b))
+            assert x == y
+
+
 def test_plga_may_start_training_from_personalised_models(blobs: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     from fedkin.methods.lga import PLGA
 

@@ -101,7 +101,7 @@ def test_fedfomo_affinity_by_hand() -> None:
     method = FedFomo(models=2)
     state = server(method, 4)
     state["trained"][:] = 1
-    state["to"], state["sent"] = [1, 3], torch.tensor([[0, 2], [2, 1]])
+    state["sent"][[1, 3]] = torch.tensor([[0, 2], [2, 1]])
     gains = double([[0.5, 1, -0.25], [-1, -2, -3]])
     mixing = method.aggregate(state, replied([1, 3], w=double([[1, 1], [2, 2]]), gains=gains))
     close(state["P"], double([[1, 0, 0, 0], [1, 1.5, -0.25, 0], [0, 0, 1, 0], [0, -3, -2, 0]]))

@@ -300,7 +300,7 @@ def test_a_trace_can_repeat_every_day(tmp_path: Path) -> None:
 def test_a_run_follows_a_trace(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text("client,start,end,compute,down,up\n" + "".join(f"{i},{20 * i},,1,1e12,1e12\n" for i in range(4)))
-    result = run("fedavg", f"latency:trace={path},first=1", make_blobs(), rounds=40)
+    result = run("fedavg", f"latency:trace={path},first=1", make_blobs(), rounds=80, evaluate_every=80)
     begun = {i: min(task.start for r in result.history for task in r.tasks if task.client == i) for i in range(4)}
     assert all(begun[i] >= 20 * i for i in range(4))
     assert begun[0] == 0

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from fedkin.cli import looking, plotting, running, using
+from fedkin.cli import looking, plotting, reproducing, running, using
 from fedkin.errors import FedkinError, Stopped
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ app.command()(looking.models)
 app.command()(looking.presets)
 app.add_typer(looking.data, name="data")
 app.command()(plotting.plot)
+app.command()(reproducing.reproduce)
 app.command()(using.export)
 app.command()(using.predict)
 

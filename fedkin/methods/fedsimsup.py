@@ -42,7 +42,8 @@ class FedSimSup(Method):
     """Network of the supervisor, about a sixth of the model; several, separated by commas, take turns."""
     supervisor_epochs: Count = 2
     """tau_s; the rest of the local epochs, at least one, go to the personalised model."""
-    similarity: Literal["labels", "classifier", "updates"] = "labels"
+    similarity: Literal["labels", "classifier", "updates", "none"] = "labels"
+    """Of labels; of classifiers or updates, which changes during training; or none: all count the same."""
     epsilon: Nonnegative = 0.0
     """Strength of the noise on label counts: smaller is more private; 0 is none."""
 
@@ -115,6 +116,8 @@ class FedSimSup(Method):
         if self.similarity == "labels":
             s: Tensor = state["s"]
             return s
+        if self.similarity == "none":
+            return torch.ones(len(state["m"]), len(state["m"]), dtype=state["m"].dtype)
         if self.similarity == "classifier":
             return boundary_cosine(state["theta"], state.fed.layout).mean(0).clamp(0, 1)
         return cosine(state["updates"]).clamp(0, 1)

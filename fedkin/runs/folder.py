@@ -109,6 +109,10 @@ class RunFolder:
         """Wall time of all rounds so far."""
         return math.fsum(line["train"] + line["evaluate"] for line in self._lines(TIMINGS))
 
+    def training_seconds(self) -> float:
+        """Wall time of all rounds so far without their evaluation."""
+        return math.fsum(line["train"] for line in self._lines(TIMINGS))
+
     def checkpoint(self, point: Checkpoint) -> None:
         """Make it possible to resume here."""
         with resumable(self.path):

@@ -1,0 +1,138 @@
+"""`fedkin reproduce`: the papers' tables."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as Grid
+
+from fedkin.cli.progress import clock, shown
+from fedkin.errors import FedkinError, Stopped
+
+if TYPE_CHECKING:
+    from fedkin.reproduce.cells import Cell
+
+Results = Annotated[Path, typer.Option(help="Folder that keeps the results, a small JSON file a run.")]
+
+
+def reproduce(
+    table: Annotated[
+        str,
+        typer.Argument(
+            help="A table, as in pfedsim-table3; [b]list[/b] shows all cells of all tables, or of --table; "
+            "[b]page[/b] writes docs/RESULTS.md from what is kept."
+        ),
+    ],
+    of: Annotated[str | None, typer.Option("--table", help="For list: one table only.")] = None,
+    row: Annotated[str | None, typer.Option(help="One row, by its name in the paper.")] = None,
+    column: Annotated[str | None, typer.Option(help="One column, by its name in the paper.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each cell, with seeds counting up from 0.")] = 1,
+    results: Results = Path("results"),
+    work: Annotated[Path, typer.Option(help="Folder for runs under way: interrupted ones go on.")] = Path(
+        "runs/reproduce"
+    ),
+    to: Annotated[Path, typer.Option(help="For page: the file to write.")] = Path("docs/RESULTS.md"),
+    workers: Annotated[int | None, typer.Option(min=1, help="Worker processes; otherwise one a core.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Regenerate the papers' tables and print ours beside theirs.
+
+    [dim]fedkin reproduce pfedsim-table3 --row pFedSim --column "CIFAR-10 Dir(0.1)" --seeds 1[/dim]
+    """
+    if table == "list":
+        _list(of, row, column, results, as_json)
+    elif table == "page":
+        from fedkin.reproduce.page import markdown
+        from fedkin.runs.files import make_folder, write_whole
+
+        make_folder(to.parent)
+        write_whole(to, markdown(results).encode())
+        print(f"page: {to}")
+    else:
+        _run(table, row, column, seeds, results, work, workers, as_json)
+
+
+def _list(of: str | None, row: str | None, column: str | None, results: Path, as_json: bool) -> None:
+    from fedkin.reproduce.cells import table, tables
+    from fedkin.reproduce.running import estimate, path_of
+
+    chosen = [table(of)] if of else list(tables().values())
+    lines = []
+    for each in chosen:
+        for cell in each.chosen(row if of else None, column if of else None):
+            done = len(list((results / cell.table).glob(path_of(cell, 0, results).name.replace("--s0", "--s*"))))
+            lines.append(
+                {
+                    "table": cell.table,
+                    "row": cell.row,
+                    "column": cell.column,
+                    "paper": cell.mean,
+                    "data": cell.settings.get("data", ""),
+                    "seconds": None if cell.missing or not cell.method else round(estimate(cell)),
+                    "missing": cell.missing,
+                    "seeds done": done,
+                }
+            )
+    if as_json:
+        print(json.dumps(lines))
+        return
+    grid = Grid(title="Cells, and how long one seed takes on this machine", title_justify="left")
+    for name in ("table", "row", "column", "paper", "time", "done"):
+        grid.add_column(name, justify="right" if name in ("paper", "time", "done") else "left")
+    for line in lines:
+        time = escape(f"lacks {line['missing']}") if line["missing"] else clock(float(str(line["seconds"] or 0)))
+        paper = "" if line["paper"] is None else f"{line['paper']:.2f}"
+        words = (line["table"], line["row"], line["column"])
+        grid.add_row(*(escape(str(w)) for w in words), paper, time, str(line["seeds done"] or ""))
+    Console().print(grid)
+
+
+def _run(
+    name: str, row: str | None, column: str | None, seeds: int, results: Path, work: Path, workers: int | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    from fedkin.engine import shared_workers
+    from fedkin.reproduce import page
+    from fedkin.reproduce.cells import table
+    from fedkin.reproduce.running import reproduce
+
+    chosen = table(name).chosen(row, column)
+    skipped: dict[str, list[Cell]] = {}
+    ready = []
+    for cell in chosen:
+        if cell.missing:
+            skipped.setdefault(cell.missing, []).append(cell)
+        else:
+            ready.append(cell)
+    for reason, cells in skipped.items():
+        typer.echo(f"{len(cells)} cells are skipped: {reason}", err=True)
+    if not ready:
+        raise FedkinError(f"none of the {len(chosen)} cells can be run here")
+    lines = []
+    try:
+        with shared_workers(workers):
+            for cell in ready:
+                finished = [reproduce(cell, seed, results, work, workers, shown) for seed in range(seeds)]
+                lines.append(page.Compared(cell, [f.measured(cell.measure) for f in finished]))
+    except KeyboardInterrupt:
+        raise Stopped("stopped; the same command goes on where it stopped") from None
+    if as_json:
+        print(
+            json.dumps(
+                [{"row": c.cell.row, "column": c.cell.column, "paper": c.cell.mean, "ours": c.ours} for c in lines]
+            )
+        )
+        return
+    grid = Grid(title=table(name).about, title_justify="left")
+    for heading in ("row", "column", "paper", "ours", "difference"):
+        grid.add_column(heading, justify="left" if heading in ("row", "column") else "right")
+    for c in lines:
+        paper = "" if c.cell.mean is None else f"{c.cell.mean:.2f}"
+        difference = "" if c.difference is None else f"{c.difference:+.2f}"
+        grid.add_row(escape(c.cell.row), escape(c.cell.column), paper, c.text, difference)
+    Console().print(grid)

@@ -1,0 +1,176 @@
+"""Cells of the papers' tables: what is printed, what to run for it, and which of a run's numbers to compare."""
+
+from __future__ import annotations
+
+import csv
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from fedkin.config import Config
+from fedkin.data import catalogue
+from fedkin.errors import FedkinError, unknown
+
+OWN_KEYS = {"method", "set", "measure", "run", "missing", "client", "own"}
+"""Keys of a row or column that are not settings of a run."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of a table."""
+
+    table: str
+    row: str
+    column: str
+    mean: float | None
+    std: float | None
+    """As printed; None where nothing is."""
+    method: str
+    set: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    measure: str
+    """Which number of the run it is: see `fedkin.reproduce.running.measured`."""
+    run: str
+    """Name of the run, which several cells may share."""
+    reason: str
+    """Why it cannot be run anywhere, or nothing."""
+
+    @property
+    def missing(self) -> str:
+        """Why it cannot be run here, or nothing."""
+        data = self.settings.get("data")
+        if data is not None and not catalogue.is_ready(data):
+            needs = f"the data {data}"
+            return f"{needs} and {self.reason}" if self.reason else f"{needs} are not here"
+        return self.reason
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table, or a figure, of a paper."""
+
+    name: str
+    about: str
+    seeds: int
+    """How many the paper ran."""
+    ours: str | None
+    """The row of the paper's own method."""
+    open: tuple[str, ...]
+    """What the paper leaves open."""
+    notes: tuple[str, ...]
+    """What was found out about differences."""
+    cells: tuple[Cell, ...] = field(repr=False)
+
+    @property
+    def rows(self) -> list[str]:
+        """Names of rows, in the paper's order."""
+        return list(dict.fromkeys(cell.row for cell in self.cells))
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of columns, in the paper's order."""
+        return list(dict.fromkeys(cell.column for cell in self.cells))
+
+    def chosen(self, row: str | None = None, column: str | None = None) -> list[Cell]:
+        """The cells of a row, of a column, of both or of neither."""
+        for kind, name, names in (("row", row, self.rows), ("column", column, self.columns)):
+            if name is not None and name not in names:
+                raise unknown(f"{kind} of {self.name}", name, names)
+        return [c for c in self.cells if row in (None, c.row) and column in (None, c.column)]
+
+
+@cache
+def printed() -> dict[tuple[str, str, str], tuple[float, float | None]]:
+    """(table, row, column) to the printed mean and standard deviation."""
+    text = (files(__package__) / "printed.csv").read_text("utf-8")
+    return {
+        (line["table"], line["row"], line["column"]): (
+            float(line["mean"]),
+            float(line["std"]) if line["std"] else None,
+        )
+        for line in csv.DictReader(text.splitlines())
+    }
+
+
+@cache
+def tables() -> dict[str, Table]:
+    """All tables by name."""
+    read = tomllib.loads((files(__package__) / "cells.toml").read_text("utf-8"))
+    return {name: _table(name, values) for name, values in read.items()}
+
+
+def table(name: str) -> Table:
+    """A table by its name."""
+    if name not in tables():
+        raise unknown("table", name, tables())
+    return tables()[name]
+
+
+def _table(name: str, values: Mapping[str, Any]) -> Table:
+    cells = tuple(
+        _cell(name, row, column, [values.get("settings", {}), values, values["rows"][row], values["columns"][column]])
+        for column in values["columns"]
+        for row in values["rows"]
+    )
+    return Table(
+        name=name,
+        about=values["about"],
+        seeds=values["seeds"],
+        ours=values.get("ours"),
+        open=tuple(values.get("open", ())),
+        notes=tuple(values.get("notes", ())),
+        cells=cells,
+    )
+
+
+def _cell(table: str, row: str, column: str, layers: list[Mapping[str, Any]]) -> Cell:
+    """What is said for a column comes before what is said for a row, and that before the table's own."""
+
+    def said(key: str, default: Any) -> Any:
+        return next((layer[key] for layer in reversed(layers) if key in layer), default)
+
+    settings = {
+        key: value
+        for layer in (layers[0], *layers[2:])
+        for key, value in layer.items()
+        if key in Config.model_fields and key not in OWN_KEYS
+    }
+    measure = said("measure", "own")
+    # What a client is judged by depends on the row: its personalised model, or the one that left its training.
+    if measure == "client":
+        measure = said("client", "local on union")
+    elif measure == "own client":
+        measure = said("own", "local on own")
+    mean, std = printed().get((table, row, column), (None, None))
+    names = [layer.get("run") for layer in layers[2:]]
+    return Cell(
+        table=table,
+        row=row,
+        column=column,
+        mean=mean,
+        std=std,
+        method=said("method", ""),
+        set=said("set", {}),
+        settings=settings,
+        measure=measure,
+        run=f"{slug(names[0] or row)}--{slug(names[1] or column)}",
+        reason=said("missing", ""),
+    )
+
+
+def slug(text: str) -> str:
+    """A name for a file."""
+    plain = text.replace("ρ", "rho").replace("α", "alpha").replace("β", "beta").lower()
+    return re.sub(r"[^a-z0-9.]+", "-", plain).strip("-")
+
+
+def check() -> None:
+    """Every printed number has a configuration; an error names the first that has none."""
+    known = {(c.table, c.row, c.column) for t in tables().values() for c in t.cells}
+    for key in printed():
+        if key not in known:
+            raise FedkinError(f"the printed number {' / '.join(key)} has no configuration")

@@ -1,0 +1,139 @@
+"""docs/RESULTS.md: the papers' numbers beside ours, made from the kept results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean, stdev
+
+from fedkin.reproduce.cells import Cell, Table, tables
+from fedkin.reproduce.running import Finished
+
+CLEAR = 1.0
+"""Points between two printed numbers from which on their order is expected to hold."""
+FAR = 3.0
+"""Points of difference from which on a cause is looked for."""
+TAKEN = "fedkin reproduce"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A cell beside what was measured for it."""
+
+    cell: Cell
+    ours: list[float]
+    """A number a seed."""
+
+    @property
+    def mean(self) -> float:
+        """Over seeds."""
+        return fmean(self.ours)
+
+    @property
+    def difference(self) -> float | None:
+        """Ours less the paper's."""
+        return None if self.cell.mean is None else self.mean - self.cell.mean
+
+    @property
+    def text(self) -> str:
+        """`84.22` or, with several seeds, `84.22 ± 0.31 (3)`."""
+        spread = f" ± {stdev(self.ours):.2f} ({len(self.ours)})" if len(self.ours) > 1 else ""
+        return f"{self.mean:.2f}{spread}"
+
+
+def compared(table: Table, results: Path) -> list[Compared]:
+    """All cells of a table for which there is a result."""
+    found = []
+    for cell in table.cells:
+        paths = sorted((results / cell.table).glob(f"{cell.run}--s*.json"))
+        if paths and not cell.reason:
+            found.append(Compared(cell, [Finished.read(path).measured(cell.measure) for path in paths]))
+    return found
+
+
+def order_kept(column: list[Compared]) -> tuple[int, int]:
+    """How many pairs of rows, a point or more apart in print, are in the same order here; and of how many."""
+    pairs = [
+        (a, b)
+        for a, b in combinations([c for c in column if c.cell.mean is not None], 2)
+        if abs((a.cell.mean or 0) - (b.cell.mean or 0)) >= CLEAR
+    ]
+    kept = sum(((a.cell.mean or 0) > (b.cell.mean or 0)) == (a.mean > b.mean) for a, b in pairs)
+    return kept, len(pairs)
+
+
+def markdown(results: Path) -> str:
+    """The page."""
+    by_table = {name: (table, compared(table, results)) for name, table in tables().items()}
+    done = sum(len(cells) for _, cells in by_table.values())
+    all_cells = sum(len(table.cells) for table in tables().values())
+    lines = [
+        "# Results: the papers' tables, regenerated",
+        "",
+        "This page is made by `fedkin reproduce page` from the files in `results/`, each of which holds the whole "
+        "configuration, the seed, the versions, the accuracy of every client and the curve of a run. "
+        f"{done} of {all_cells} cells have been run; `fedkin reproduce list` shows all of them, and "
+        "`fedkin reproduce TABLE --row ROW --column COLUMN` runs one.",
+        "",
+        "Numbers are percent, from the last round, never the best one. *Difference* is ours less the paper's, in bold "
+        f"from {FAR:g} points on. *Order kept* counts pairs of rows that the paper has at least {CLEAR:g} point apart. "
+        "A single seed stands without a deviation; the papers' are over the seeds they ran.",
+    ]
+    for table, cells in by_table.values():
+        if cells:
+            lines += _section(table, cells)
+    empty = [table for table, cells in by_table.values() if not cells]
+    if empty:
+        lines += ["", "## Not run yet", ""]
+        lines += [f"- `{table.name}`: {table.about}" for table in empty]
+    lines += ["", "## Cells that cannot be run", "", "| table | cells | why |", "|---|---|---|"]
+    for table in tables().values():
+        reasons: dict[str, int] = {}
+        for cell in table.cells:
+            if cell.reason and not cell.reason.startswith("see "):
+                reasons[cell.reason] = reasons.get(cell.reason, 0) + 1
+        lines += [f"| `{table.name}` | {count} | {reason} |" for reason, count in reasons.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _section(table: Table, cells: list[Compared]) -> list[str]:
+    lines = ["", f"## {table.name}", "", f"{table.about}. The paper has {table.seeds} seeds.", ""]
+    for column in table.columns:
+        own = [c for c in cells if c.cell.column == column]
+        if not own:
+            continue
+        lines += [f"**{column}**", "", "| row | paper | ours | difference |", "|---|---|---|---|"]
+        for c in own:
+            paper = "–" if c.cell.mean is None else f"{c.cell.mean:.2f}"
+            paper += f" ± {c.cell.std:.2f}" if c.cell.std is not None else ""
+            lines.append(f"| {c.cell.row} | {paper} | {c.text} | {_signed(c.difference)} |")
+        lines += ["", _verdict(table, own), ""]
+    if table.notes:
+        lines += ["Found out about differences:", "", *(f"- {note}" for note in table.notes), ""]
+    if table.open:
+        lines += ["Left open by the paper:", "", *(f"- {what}" for what in table.open), ""]
+    return lines[:-1]
+
+
+def _signed(difference: float | None) -> str:
+    if difference is None:
+        return "–"
+    return f"**{difference:+.2f}**" if abs(difference) >= FAR else f"{difference:+.2f}"
+
+
+def _verdict(table: Table, own: list[Compared]) -> str:
+    kept, pairs = order_kept(own)
+    words = [f"Order kept in {kept} of {pairs} pairs." if pairs else ""]
+    paper_rows = [c for c in own if c.cell.mean is not None]
+    best = max(own, key=lambda c: c.mean)
+    if table.ours and len(own) > 1 and any(c.cell.row == table.ours for c in own):
+        words.append(
+            f"{table.ours} is the best here too."
+            if best.cell.row == table.ours
+            else f"The best here is {best.cell.row}, not {table.ours}."
+        )
+    far = [c.cell.row for c in paper_rows if c.difference is not None and abs(c.difference) >= FAR]
+    if far:
+        words.append(f"Three points or more apart: {', '.join(far)}.")
+    return " ".join(word for word in words if word)

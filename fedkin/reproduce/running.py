@@ -1,0 +1,172 @@
+"""Run a cell and keep what came out in a small JSON file."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from fedkin import api, models
+from fedkin.costs import cost
+from fedkin.data import catalogue
+from fedkin.engine import default_workers
+from fedkin.errors import FedkinError
+from fedkin.reproduce.cells import Cell
+from fedkin.result import Result
+from fedkin.runs.files import make_folder, write_whole
+from fedkin.runs.folder import RunFolder
+from fedkin.scores import OWN, UNION
+from fedkin.simulate import Setup, Watch, simulate
+
+Show = Callable[[str, int], AbstractContextManager[Watch]]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a run came to, read from its JSON file."""
+
+    values: Mapping[str, Any]
+
+    @staticmethod
+    def read(path: Path) -> Finished:
+        """From a file."""
+        try:
+            return Finished(json.loads(path.read_text("utf-8")))
+        except (OSError, ValueError) as error:
+            raise FedkinError(f"{path} is not the result of a reproduction: {error}") from None
+
+    def measured(self, measure: str) -> float:
+        """One of the run's numbers, in percent.
+
+        `own`: each client's headline model on its own test set, plain mean; `by sample`: the same, sample-weighted;
+        `fine-tuned`; `MODEL on union` and `MODEL on own` for one of the other models that were judged;
+        `clients K of M`: the mean over every M-th client; `time per sample` of local training in 1e-4 s.
+        """
+        scores = self.values["scores"]
+        if measure == "time per sample":
+            return 1e4 * float(self.values["seconds_per_sample"])
+        if measure in ("own", "by sample"):
+            return 100 * float(scores[0]["mean" if measure == "own" else "weighted"])
+        if measure.startswith("clients "):
+            _, k, _, m = measure.split()
+            chosen = scores[0]["clients"][int(k) :: int(m)]
+            return 100 * math.fsum(chosen) / len(chosen)
+        if measure == "fine-tuned":
+            return 100 * next(float(s["mean"]) for s in scores if s["moment"] == "after the last round")
+        model, _, data = measure.partition(" on ")
+        wanted = (model, {"own": OWN, "union": UNION}[data])
+        found = [s for s in scores if (s["model"], s["data"]) == wanted]
+        if not found:
+            raise FedkinError(f"the run has no number for {measure!r}")
+        return 100 * float(found[0]["weighted" if data == "union" else "mean"])
+
+
+def path_of(cell: Cell, seed: int, results: Path) -> Path:
+    """Where the result of a cell's run is kept."""
+    return results / cell.table / f"{cell.run}--s{seed}.json"
+
+
+def prepared(cell: Cell, seed: int, workers: int | None = None) -> Setup:
+    """All parts of a cell's run."""
+    if cell.missing:
+        raise FedkinError(f"{cell.table}, {cell.row}, {cell.column} cannot be run: {cell.missing}")
+    return api.prepare(cell.method, set=dict(cell.set), seed=seed, workers=workers, **cell.settings)
+
+
+def reproduce(
+    cell: Cell, seed: int, results: Path, work: Path, workers: int | None = None, show: Show | None = None
+) -> Finished:
+    """The result of a cell's run: kept from before, or from a run folder that is gone on with, or from a new run."""
+    path = path_of(cell, seed, results)
+    if path.exists():
+        return Finished.read(path)
+    folder = work / cell.table / path.stem
+    setup = prepared(cell, seed, workers)
+    if (folder / "config.json").exists():
+        run_folder = RunFolder.open(folder)
+        if without_place(run_folder.config.model_dump()) != without_place(setup.config.model_dump()):
+            raise FedkinError(f"{folder} holds a run with other settings: remove it, or give another --work folder")
+    else:
+        run_folder = RunFolder.create(folder, setup.config, api.describe(setup))
+    label = f"{cell.row}, {cell.column}, seed {seed}"
+    with show(label, setup.config.rounds) if show else nullcontext() as watch:
+        result = simulate(setup, run_folder, watch)
+    finished = Finished(summarised(cell, result, run_folder))
+    make_folder(path.parent)
+    write_whole(path, (json.dumps(finished.values, indent=1, ensure_ascii=False) + "\n").encode())
+    return finished
+
+
+def without_place(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without those that say where a run happens."""
+    return {k: v for k, v in config.items() if k not in ("engine", "workers", "device")}
+
+
+def summarised(cell: Cell, result: Result, folder: RunFolder) -> dict[str, Any]:
+    """A run in a few plain values."""
+    last = result.evaluated[-1]
+    samples = [folder.about["train_samples"][i] for r in result.history for i in r.participants]
+    return {
+        "table": cell.table,
+        "run": cell.run,
+        "seed": result.config.seed,
+        "config": without_place(result.config.model_dump()),
+        "versions": folder.about["versions"] | {"machine": platform.machine(), "cores": os.cpu_count()},
+        "data_fingerprint": folder.about["data_fingerprint"],
+        "scores": [
+            {
+                "model": s.model, "moment": s.moment, "data": s.data, "mean": round(s.mean, 6),
+                "weighted": round(s.weighted, 6), "clients": [round(a, 4) for a in s.clients],
+            }
+            for s in last.scores
+        ],
+        "curve": [[r.round, round(r.scores[0].mean, 4), round(r.scores[0].weighted, 4)] for r in result.evaluated],
+        "best": list(result.best),
+        "bytes": sum(r.bytes_up + r.bytes_down for r in result.history),
+        "steps": sum(r.steps for r in result.history),
+        "seconds": round(result.seconds, 1),
+        "seconds_per_sample": folder.training_seconds() / max(1, sum(samples)),
+    }  # fmt: skip
+
+
+def estimate(cell: Cell) -> float:
+    """Seconds that a cell would take on this machine: its gradient steps, timed, on all cores."""
+    settings = cell.settings
+    entry = catalogue.entry(settings["data"])
+    shape, classes = tuple(entry.shape), entry.classes or 10
+    clients = settings["clients"] or 100
+    samples = (entry.samples or 20_000) * 0.6
+    joined = max(1.0, settings["join"] * clients)
+    batch = settings["batch"]
+    a_round = settings.get("minibatches") or settings["epochs"] * math.ceil(samples / clients / batch)
+    steps = settings["rounds"] * joined * a_round * max(1.0, cost(cell.method).steps)
+    return float(steps * step_seconds(settings["model"], shape, classes, batch) / default_workers())
+
+
+@cache
+def step_seconds(model: str, shape: tuple[int, ...], classes: int, batch: int) -> float:
+    """Seconds of one gradient step on one core."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        network = models.build(model, shape, classes)
+        x, y = torch.rand(batch, *shape), torch.zeros(batch, dtype=torch.int64)
+        times = []
+        for _ in range(3):
+            begin = time.perf_counter()
+            cross_entropy(network(x), y).backward()
+            times.append(time.perf_counter() - begin)
+        return min(times)
+    finally:
+        torch.set_num_threads(threads)

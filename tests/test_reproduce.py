@@ -1,0 +1,177 @@
+"""The papers' tables: every printed number has a configuration, and a run is kept beside it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_cli import command, done
+from test_engine import Stop, stop_after
+
+from fedkin import FedkinError
+from fedkin.config import Config
+from fedkin.methods import make
+from fedkin.reproduce import cells, page
+from fedkin.reproduce.cells import Cell, Table, printed, tables
+from fedkin.reproduce.running import Finished, estimate, path_of, reproduce
+
+ROOT = Path(__file__).parent.parent
+TINY = Cell(
+    table="tiny", row="FedAvg", column="digits", mean=80.0, std=1.0, method="fedavg", set={},
+    settings={
+        "data": "digits", "partition": "dirichlet:0.5", "clients": 6, "rounds": 6, "join": 1.0, "epochs": 1,
+        "batch": 16, "lr": 0.1, "model": "mlp", "checkpoint_every": 2, "finetune_steps": 2, "judge_union": True,
+        "judge_local": True, "engine": "inline",
+    },
+    measure="own", run="fedavg--digits", reason="",
+)  # fmt: skip
+
+
+def test_every_printed_number_has_a_configuration() -> None:
+    cells.check()
+    assert len(printed()) == 928
+    known = {(c.table, c.row, c.column): c for t in tables().values() for c in t.cells}
+    assert known["pfedsim-table3", "pFedSim", "CIFAR-10 Dir(0.1)"].mean == 86.76
+    assert known["spfl-table2", "PLGA", "CIFAR10 client"].std == 3.22
+
+
+@pytest.mark.parametrize("name", tables())
+def test_every_configuration_is_a_valid_run(name: str) -> None:
+    for cell in tables()[name].cells:
+        if cell.reason and not cell.method:
+            continue
+        config = Config.of({**cell.settings, "method": cell.method})
+        made = make(cell.method, cell.set)
+        assert {key: asdict(made)[key] for key in cell.set} == dict(cell.set)
+        assert config.data == cell.settings["data"]
+
+
+@pytest.mark.parametrize("name", tables())
+def test_cells_share_a_run_if_and_only_if_they_have_the_same_configuration(name: str) -> None:
+    by_run: dict[str, set[str]] = {}
+    for cell in tables()[name].cells:
+        if not cell.reason:
+            by_run.setdefault(cell.run, set()).add(json.dumps([cell.method, dict(cell.set), dict(cell.settings)]))
+    assert all(len(configurations) == 1 for configurations in by_run.values())
+
+
+def test_a_column_comes_before_a_row_and_a_row_before_the_table() -> None:
+    known = {(c.table, c.row, c.column): c for t in tables().values() for c in t.cells}
+    iid = known["fedalp-table2", "MNIST MNIST-NN", "IID FedAvg"]
+    assert (iid.settings["partition"], iid.settings["model"], iid.settings["clients"]) == ("iid", "mnist-nn", 100)
+    assert known["spfl-table7", "N = 6", "MNIST IID"].settings["clients"] == 6
+    assert known["spfl-table2", "LGA", "MNIST client"].measure == "local on union"
+    assert known["spfl-table2", "PLGA", "MNIST client"].measure == "personalised on union"
+
+
+def test_a_cell_runs_once_and_is_kept_as_a_small_file(tmp_path: Path) -> None:
+    finished = reproduce(TINY, 0, tmp_path / "results", tmp_path / "work")
+    path = path_of(TINY, 0, tmp_path / "results")
+    kept = json.loads(path.read_text())
+    assert path.stat().st_size < 10_000
+    assert kept.keys() >= {"config", "seed", "versions", "scores", "curve", "seconds"}
+    assert len(kept["scores"][0]["clients"]) == 6
+    assert [point[0] for point in kept["curve"]] == [1, 2, 3, 4, 5, 6]
+    before = path.stat().st_mtime_ns
+    assert reproduce(TINY, 0, tmp_path / "results", tmp_path / "nowhere").values == json.loads(path.read_text())
+    assert path.stat().st_mtime_ns == before
+    numbers = {m: finished.measured(m) for m in ("own", "by sample", "fine-tuned", "global on union", "local on own")}
+    assert numbers["by sample"] == pytest.approx(numbers["global on union"])
+    assert finished.measured("clients 1 of 3") == pytest.approx(100 * sum(kept["scores"][0]["clients"][1::3]) / 2)
+    assert finished.measured("local on union") < finished.measured("local on own")
+    assert finished.measured("time per sample") > 0
+    with pytest.raises(FedkinError, match="no number for"):
+        finished.measured("supervisor on own")
+
+
+def test_an_interrupted_cell_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    whole = reproduce(TINY, 0, tmp_path / "a", tmp_path / "b")
+    seen: list[int] = []
+
+    class Show:
+        def __init__(self, stop: int | None) -> None:
+            self.stop = stop
+
+        def __enter__(self) -> Any:
+            def watch(happened: Any, seconds: float) -> None:
+                seen.append(happened.round)
+                if self.stop:
+                    stop_after(self.stop)(happened, seconds)
+
+            return watch
+
+        def __exit__(self, *_: object) -> None: ...
+
+    with pytest.raises(Stop):
+        reproduce(TINY, 0, tmp_path / "c", tmp_path / "d", show=lambda *_: Show(5))  # type: ignore[arg-type,return-value]
+    resumed = reproduce(TINY, 0, tmp_path / "c", tmp_path / "d", show=lambda *_: Show(None))  # type: ignore[arg-type,return-value]
+    assert seen == [1, 2, 3, 4, 5, 5, 6], "the newest checkpoint is that of round 4"
+    assert resumed.values["scores"] == whole.values["scores"]
+    assert resumed.values["curve"] == whole.values["curve"]
+    other = replace(TINY, settings={**TINY.settings, "lr": 0.2})
+    with pytest.raises(FedkinError, match="holds a run with other settings"):
+        reproduce(other, 0, tmp_path / "e", tmp_path / "d")
+
+
+def test_the_page_has_paper_ours_difference_and_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finished = reproduce(TINY, 0, tmp_path / "results", tmp_path / "work")
+    ours = finished.measured("own")
+    better = replace(TINY, row="Better", run="better", mean=TINY.mean and TINY.mean + 5)
+    first, *others = finished.values["scores"]
+    worse = {**finished.values, "scores": [{**first, "mean": first["mean"] - 0.1}, *others]}
+    path_of(better, 0, tmp_path / "results").write_text(json.dumps(worse))
+    table = Table("tiny", "A table of two rows", 3, "Better", ("the seeds",), ("a cause",), (TINY, better))
+    monkeypatch.setattr(page, "tables", lambda: {"tiny": table})
+    text = page.markdown(tmp_path / "results")
+    assert f"| FedAvg | 80.00 ± 1.00 | {ours:.2f} |" in text
+    assert "Order kept in 0 of 1 pairs. The best here is FedAvg, not Better." in text
+    assert "- a cause" in text
+    assert "- the seeds" in text
+    assert "2 of 2 cells" in text
+
+
+def test_the_page_in_the_repository_is_made_from_the_kept_results() -> None:
+    assert (ROOT / "docs/RESULTS.md").read_text("utf-8") == page.markdown(ROOT / "results")
+
+
+def test_every_kept_result_belongs_to_a_cell_and_has_its_configuration() -> None:
+    by_run = {(c.table, c.run): c for t in tables().values() for c in t.cells if not c.reason}
+    kept = sorted((ROOT / "results").glob("*/*.json"))
+    assert kept
+    for path in kept:
+        finished = Finished.read(path)
+        cell = by_run[path.parent.name, path.stem.rpartition("--s")[0]]
+        config = finished.values["config"]
+        assert config["method"] == cell.method, path
+        for name, value in cell.settings.items():
+            if name not in ("engine", "clients"):
+                assert config[name] == value, (path, name)
+        for name, value in cell.set.items():
+            assert config["set"][name] == value, (path, name)
+
+
+def test_cells_without_their_data_say_so_and_are_never_faked(tmp_path: Path) -> None:
+    nowhere = {"FEDKIN_DATA": str(tmp_path / "empty")}
+    said = command("reproduce", "pfedsim-table3", "--row", "pFedSim", "--results", tmp_path / "r", **nowhere)
+    assert said.code == 2
+    assert "the data cifar10 are not here" in said.err
+    assert "none of the 8 cells can be run here" in said.err
+    assert "MobileNetV2's ImageNet weights" in said.err
+    assert not (tmp_path / "r").exists()
+
+
+def test_the_list_shows_all_cells_with_their_data(tmp_path: Path) -> None:
+    lines = done("reproduce", "list", "--json", FEDKIN_DATA=str(tmp_path)).json
+    assert len(lines) == sum(len(t.cells) for t in tables().values())
+    assert {line["missing"] for line in lines if line["table"] == "spfl-table1"} >= {"the data mnist are not here"}
+    assert "CIFAR-10 Dir(0.1)" in done("reproduce", "list", "--table", "pfedsim-table3", FEDKIN_DATA=str(tmp_path)).out
+    assert "row" in command("reproduce", "pfedsim-table3", "--row", "pFedSym").err
+    assert "pfedsim-table3" in command("reproduce", "pfedsim-tabel3").err
+
+
+def test_the_estimate_grows_with_the_work() -> None:
+    short, long = (estimate(replace(TINY, settings={**TINY.settings, "rounds": rounds})) for rounds in (10, 100))
+    assert long == pytest.approx(10 * short, rel=1e-6)
