@@ -19,10 +19,12 @@ lint: .venv/.dev
 
 docs: .venv/.run
 	$(BIN)/python -c "from fedkin.report.methods import markdown; print(markdown(), end='')" > docs/methods.md
+	$(BIN)/fedkin reproduce page
 
 benchmark: .venv/.run
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/server.py
+	$(BIN)/python benchmarks/clock.py
 
 .venv/.run: pyproject.toml constraints.txt
 	@$(PYTHON) -c "import sys; sys.exit('fedkin needs Python 3.11 or newer; choose one with: make PYTHON=python3.12' if sys.version_info < (3, 11) else 0)"

@@ -7,14 +7,16 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from test_cli import command, done
 from test_engine import Stop, stop_after
 
 from fedkin import FedkinError
 from fedkin.config import Config
+from fedkin.data.dataset import Dataset
 from fedkin.methods import make
-from fedkin.reproduce import cells, page
+from fedkin.reproduce import cells, page, subsets
 from fedkin.reproduce.cells import Cell, Table, printed, tables
 from fedkin.reproduce.running import Finished, estimate, path_of, reproduce
 
@@ -41,7 +43,7 @@ def test_every_printed_number_has_a_configuration() -> None:
 @pytest.mark.parametrize("name", tables())
 def test_every_configuration_is_a_valid_run(name: str) -> None:
     for cell in tables()[name].cells:
-        if cell.reason and not cell.method:
+        if cell.study or (cell.reason and not cell.method):
             continue
         config = Config.of({**cell.settings, "method": cell.method})
         made = make(cell.method, cell.set)
@@ -144,6 +146,9 @@ def test_every_kept_result_belongs_to_a_cell_and_has_its_configuration() -> None
     for path in kept:
         finished = Finished.read(path)
         cell = by_run[path.parent.name, path.stem.rpartition("--s")[0]]
+        if cell.study:
+            assert finished.measured(cell.measure) is not None
+            continue
         config = finished.values["config"]
         assert config["method"] == cell.method, path
         for name, value in cell.settings.items():
@@ -175,3 +180,16 @@ def test_the_list_shows_all_cells_with_their_data(tmp_path: Path) -> None:
 def test_the_estimate_grows_with_the_work() -> None:
     short, long = (estimate(replace(TINY, settings={**TINY.settings, "rounds": rounds})) for rounds in (10, 100))
     assert long == pytest.approx(10 * short, rel=1e-6)
+
+
+def test_the_four_subsets_share_no_sample_and_are_as_alike_as_the_paper_says() -> None:
+    rng = np.random.default_rng(0)
+    data = Dataset(
+        name="noise", x=rng.integers(0, 255, (1000, 3, 32, 32)).astype(np.uint8), y=np.arange(1000) % 10,
+        classes=tuple("0123456789"), is_test=np.zeros(1000, bool), mean=(0.5,) * 3, std=(0.5,) * 3,
+    )  # fmt: skip
+    federation = subsets.subsets(data, 0)
+    rows = np.concatenate([*federation.split.train, *federation.split.test])
+    assert len(np.unique(rows)) == len(rows) == 1000
+    alike = [subsets.data_similarity(federation, i, j) for i, j in subsets.PAIRS.values()]
+    assert alike == pytest.approx([1, 0.53, 0.32, 0], abs=0.03)

@@ -73,7 +73,7 @@ def _list(of: str | None, row: str | None, column: str | None, results: Path, as
                     "column": cell.column,
                     "paper": cell.mean,
                     "data": cell.settings.get("data", ""),
-                    "seconds": None if cell.missing or not cell.method else round(estimate(cell)),
+                    "seconds": None if cell.missing else round(estimate(cell)),
                     "missing": cell.missing,
                     "seeds done": done,
                 }

@@ -38,6 +38,8 @@ class Cell:
     """Name of the run, which several cells may share."""
     reason: str
     """Why it cannot be run anywhere, or nothing."""
+    study: str = ""
+    """Not a run but a study of its own, by name."""
 
     @property
     def missing(self) -> str:
@@ -145,6 +147,9 @@ def _cell(table: str, row: str, column: str, layers: list[Mapping[str, Any]]) ->
         measure = said("client", "local on union")
     elif measure == "own client":
         measure = said("own", "local on own")
+    study = said("study", "")
+    if study:
+        measure = f"{row} of {column}"
     mean, std = printed().get((table, row, column), (None, None))
     names = [layer.get("run") for layer in layers[2:]]
     return Cell(
@@ -159,6 +164,7 @@ def _cell(table: str, row: str, column: str, layers: list[Mapping[str, Any]]) ->
         measure=measure,
         run=f"{slug(names[0] or row)}--{slug(names[1] or column)}",
         reason=said("missing", ""),
+        study=study,
     )
 
 

@@ -39,7 +39,12 @@ class Compared:
     def text(self) -> str:
         """`84.22` or, with several seeds, `84.22 ± 0.31 (3)`."""
         spread = f" ± {stdev(self.ours):.2f} ({len(self.ours)})" if len(self.ours) > 1 else ""
-        return f"{self.mean:.2f}{spread}"
+        return f"{shown(self.mean)}{spread}"
+
+
+def shown(number: float) -> str:
+    """Two digits after the point, or two that count for what is very small."""
+    return f"{number:.2f}" if number == 0 or abs(number) >= 0.1 else f"{number:.2g}"
 
 
 def compared(table: Table, results: Path) -> list[Compared]:
@@ -105,7 +110,7 @@ def _section(table: Table, cells: list[Compared]) -> list[str]:
             continue
         lines += [f"**{column}**", "", "| row | paper | ours | difference |", "|---|---|---|---|"]
         for c in own:
-            paper = "–" if c.cell.mean is None else f"{c.cell.mean:.2f}"
+            paper = "–" if c.cell.mean is None else shown(c.cell.mean)
             paper += f" ± {c.cell.std:.2f}" if c.cell.std is not None else ""
             lines.append(f"| {c.cell.row} | {paper} | {c.text} | {_signed(c.difference)} |")
         lines += ["", _verdict(table, own), ""]

@@ -22,6 +22,7 @@ from fedkin.costs import cost
 from fedkin.data import catalogue
 from fedkin.engine import default_workers
 from fedkin.errors import FedkinError
+from fedkin.reproduce import subsets
 from fedkin.reproduce.cells import Cell
 from fedkin.result import Result
 from fedkin.runs.files import make_folder, write_whole
@@ -29,6 +30,8 @@ from fedkin.runs.folder import RunFolder
 from fedkin.scores import OWN, UNION
 from fedkin.simulate import Setup, Watch, simulate
 
+PASSES = 20
+"""pFedSim's "20 iterations"."""
 Show = Callable[[str, int], AbstractContextManager[Watch]]
 
 
@@ -53,6 +56,9 @@ class Finished:
         `fine-tuned`; `MODEL on union` and `MODEL on own` for one of the other models that were judged;
         `clients K of M`: the mean over every M-th client; `time per sample` of local training in 1e-4 s.
         """
+        if "numbers" in self.values:
+            row, _, column = measure.partition(" of ")
+            return float(self.values["numbers"][row][column])
         scores = self.values["scores"]
         if measure == "time per sample":
             return 1e4 * float(self.values["seconds_per_sample"])
@@ -91,6 +97,8 @@ def reproduce(
     path = path_of(cell, seed, results)
     if path.exists():
         return Finished.read(path)
+    if cell.study:
+        return _keep(path, _study(cell, seed, workers, show))
     folder = work / cell.table / path.stem
     setup = prepared(cell, seed, workers)
     if (folder / "config.json").exists():
@@ -102,10 +110,22 @@ def reproduce(
     label = f"{cell.row}, {cell.column}, seed {seed}"
     with show(label, setup.config.rounds) if show else nullcontext() as watch:
         result = simulate(setup, run_folder, watch)
-    finished = Finished(summarised(cell, result, run_folder))
+    return _keep(path, summarised(cell, result, run_folder))
+
+
+def _keep(path: Path, values: dict[str, Any]) -> Finished:
     make_folder(path.parent)
-    write_whole(path, (json.dumps(finished.values, indent=1, ensure_ascii=False) + "\n").encode())
-    return finished
+    write_whole(path, (json.dumps(values, indent=1, ensure_ascii=False) + "\n").encode())
+    return Finished(values)
+
+
+def _study(cell: Cell, seed: int, workers: int | None, show: Show | None) -> dict[str, Any]:
+    """The numbers of pFedSim's Table 2, which are no accuracies."""
+    begin = time.perf_counter()
+    with show(f"{cell.table}, seed {seed}", PASSES) if show else nullcontext() as watch:
+        numbers = subsets.compare(seed, PASSES, workers, watch)
+    seconds = round(time.perf_counter() - begin, 1)
+    return {"table": cell.table, "run": cell.run, "seed": seed, "numbers": numbers, "seconds": seconds}
 
 
 def without_place(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,6 +162,8 @@ def summarised(cell: Cell, result: Result, folder: RunFolder) -> dict[str, Any]:
 
 def estimate(cell: Cell) -> float:
     """Seconds that a cell would take on this machine: its gradient steps, timed, on all cores."""
+    if cell.study:
+        return 20 * 60_000 / 32 * step_seconds("lenet5-bn", (3, 32, 32), 10, 32) / default_workers()
     settings = cell.settings
     entry = catalogue.entry(settings["data"])
     shape, classes = tuple(entry.shape), entry.classes or 10
