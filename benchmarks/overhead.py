@@ -28,7 +28,8 @@ from fedkin.api import prepare
 from fedkin.data.dataset import Dataset
 from fedkin.data.partition import split
 from fedkin.schedule import participants
-from fedkin.simulate import Setup, Simulation, running
+from fedkin.setup import Setup
+from fedkin.simulate import Simulation, running
 
 CLIENTS, EPOCHS, BATCH, LR = 100, 5, 32, 0.01
 

@@ -25,7 +25,8 @@ from fedkin.result import Result
 from fedkin.runs.folder import RunFolder, refuse_full
 from fedkin.runs.mixing import MixingRecord
 from fedkin.schedule import from_anywhere, schedule
-from fedkin.simulate import Setup, Watch, simulate
+from fedkin.setup import Setup
+from fedkin.simulate import Watch, simulate
 
 Model = str | type[nn.Module] | nn.Module
 

@@ -21,14 +21,14 @@ LATE = {"stale": "late", DROP: "dropped", LEAP: "leapt", WAIT: "in time"}
 """What becomes of a late reply under each policy."""
 
 
-def courses(method: Method, state: State, clients: Sequence[int]) -> list[Tensor | None]:
-    """Where the server is now, as each client would see it: [D], or the columns that travel."""
+def courses(method: Method, state: State, clients: Sequence[int]) -> list[Tensor]:
+    """Copies of where the server is now, as each client would see it: [D], or the columns that travel."""
     w = method.global_model(state)
     if w is not None:
-        return [w] * len(clients)
+        return [w.clone()] * len(clients)
     trial = State(state.fed, state, state.round)
     method.prepare(trial, TRAIN, clients)
-    return [method.dispatch(trial, i, TRAIN).get("w") for i in clients]
+    return [method.dispatch(trial, i, TRAIN)["w"].clone() for i in clients]
 
 
 def replies_of(method: Method, state: State, flights: Sequence[Flight], policy: str) -> Replies:
@@ -55,7 +55,7 @@ def cannot_leap(method: Method) -> FedkinError:
     return FedkinError(f"late=leap needs models that {method.name} does not send: use wait, drop or stale")
 
 
-def leapt(method: Method, state: State, reply: Message, trip: Trip, now: Tensor | None) -> Message:
+def leapt(method: Method, state: State, reply: Message, trip: Trip, now: Tensor) -> Message:
     """A late reply with the model, or the update, that LGA predicts in place of the one that came."""
     layout, name = state.fed.layout, next((name for name in ("w", "delta", "g") if name in reply), "")
     shared = method.shared(layout)

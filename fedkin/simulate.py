@@ -13,91 +13,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedkin.clock import Clock, Flight, share
-from fedkin.cohort import SIZE, can_vectorize, is_dense
-from fedkin.config import Config
-from fedkin.data.federation import Federation
-from fedkin.engine import Engine, default_workers, open_engine
-from fedkin.engine.worker import Done, Job, Scored, Site
-from fedkin.errors import FedkinError
+from fedkin.cohort import SIZE
+from fedkin.engine import Engine, open_engine
+from fedkin.engine.worker import Done, Job
 from fedkin.evaluate import Evaluator, Fingerprints, serves_models
-from fedkin.late import DROP, LATE, LEAP, WAIT, check_leap, courses, local_model, replies_of
+from fedkin.judging import LocalModels, finetuned, on_union
+from fedkin.late import DROP, LATE, LEAP, WAIT, check_leap, courses, replies_of
 from fedkin.layout import Layout
-from fedkin.method import TRAIN, Exchange, Message, Method, Mixing, Overview, Replies, State, Trip, byte_count
+from fedkin.method import TRAIN, Exchange, Message, Mixing, Overview, Replies, State, Trip, byte_count
 from fedkin.result import Ended, Models, Result, Round
 from fedkin.runs.checkpoint import Checkpoint
 from fedkin.runs.folder import RunFolder
 from fedkin.runs.mixing import MixingRecord
 from fedkin.schedule import schedule
-from fedkin.scores import OWN, UNION, Score
+from fedkin.scores import Score
+from fedkin.setup import Setup
 
 AHEAD = 64
 """Tasks whose work is done at one go when replies come one by one. A fixed number, so that who trains in one
 cohort never depends on how many workers there are."""
 Watch = Callable[[Round, float], object]
 """Called after every round with what happened and the seconds it took."""
-
-
-@dataclass(frozen=True)
-class Setup:
-    """All parts of a run, ready to go."""
-
-    config: Config
-    method: Method
-    federation: Federation
-    module: nn.Module
-    """The network with its initial weights."""
-    notes: tuple[str, ...] = ()
-    """What a user should know of settings that were chosen for them."""
-
-    def site(self) -> Site:
-        """What workers need."""
-        data, split = self.federation.data, self.federation.split
-        return Site(
-            method=self.method,
-            module=self.module,
-            classifier=self.config.classifier,
-            x=data.x,
-            y=data.y,
-            mean=data.mean,
-            std=data.std,
-            train=split.train,
-            test=split.test,
-            public=split.public,
-            classes=self.federation.classes,
-            training=self.config.training,
-            seed=self.config.seed,
-            device=self.device,
-        )
-
-    @property
-    def device(self) -> str:
-        """Where tensors live: what was asked for, or the best there is."""
-        if self.config.device != "auto":
-            return self.config.device
-        return "cuda" if torch.cuda.is_available() else "cpu"
-
-    @property
-    def vectorized(self) -> bool:
-        """Whether the clients of a round train as a cohort."""
-        able = bool(self.method.vectorizes) and can_vectorize(self.module)
-        if self.config.vectorize == "on" and not able:
-            raise FedkinError(
-                f"vectorize=on: {self.method.name} on this model cannot train all clients at once "
-                "(the method must allow it, and the model have no batch norm and no dropout)"
-            )
-        fast = is_dense(self.module) or self.device.startswith("cuda")
-        return able and (self.config.vectorize == "on" or (self.config.vectorize == "auto" and fast))
-
-    @property
-    def engine(self) -> str:
-        """Which engine: what was asked for, or processes where they pay."""
-        if self.config.engine != "auto":
-            return self.config.engine
-        many = (self.config.workers or default_workers()) > 1
-        return "processes" if many and not self.vectorized and self.device == "cpu" else "inline"
 
 
 @dataclass
@@ -141,16 +80,14 @@ class Simulation:
             schedule(config.schedule, self.fed.clients, config.seed), config.join, wait=config.late == WAIT
         )
         self.leaps = setup.method.leaps or config.late == LEAP
-        self.local_models: dict[int, Tensor] = {}
-        """Models that left local training since the last evaluation."""
-        self.local_scores: dict[int, list[Scored]] = {}
+        self.local_models = LocalModels(setup, self.fed.initial)
 
     def round(self) -> tuple[Round, dict[str, float]]:
         """Play the next round; what happened, and the seconds for it."""
         begin = time.perf_counter()
         config, method, state = self.setup.config, self.setup.method, self.state
         state.round += 1
-        acting = self.clock.choose(state.round)
+        acting = launched = self.clock.choose(state.round)
         tally = Tally()
         trained = False
         mixed: Mixing = {}
@@ -165,19 +102,11 @@ class Simulation:
             mixed |= mixing or {}
         if not trained:
             mixed |= self._land(tally)[1] or {}
-        self._note_courses()
+        self._note_courses(launched)
         self.mixing.add(state.round, mixed)
         aggregated = time.perf_counter()
         due = state.round % config.evaluate_every == 0 or state.round == config.rounds
-        scores = self.evaluate(state, self.private, self.trained) if due else []
-        if due and config.judge_union:
-            judged = method.judged
-            jobs = [Job(i, method.serve(state, i), self.private.get(i, {})) for i in range(self.fed.clients)]
-            scores.append(Score.of(judged.model, judged.moment, UNION, self._everywhere(jobs, as_sent=False)))
-        if due and config.judge_local:
-            scores += self._judge_local()
-        if state.round == config.rounds and config.finetune_steps:
-            scores.append(self.finetuned())
+        scores = self._judge() if due else []
         losses = [d.loss for d in tally.done if d.steps]
         happened = Round(
             round=state.round,
@@ -191,6 +120,23 @@ class Simulation:
             tasks=tally.tasks,
         )
         return happened, {"train": aggregated - begin, "evaluate": time.perf_counter() - aggregated}
+
+    def _judge(self) -> list[Score]:
+        """The headline first."""
+        config, setup, state = self.setup.config, self.setup, self.state
+        scores = self.evaluate(state, self.private, self.trained)
+        if config.judge_union:
+            scores.append(on_union(setup, self.engine, self._served()))
+        if config.judge_local:
+            scores += self.local_models.judge(self.evaluate, self.private)
+        if config.finetune_steps and state.round == config.rounds:
+            scores.append(finetuned(setup, self.engine, self._served()))
+        return scores
+
+    def _served(self) -> list[Job]:
+        """For every client what it needs to have its current model."""
+        serve = self.setup.method.serve
+        return [Job(i, serve(self.state, i), self.private.get(i, {})) for i in range(self.fed.clients)]
 
     def _messages(self, exchange: str, clients: Sequence[int], tally: Tally) -> list[Message]:
         self.setup.method.prepare(self.state, exchange, clients)
@@ -222,7 +168,7 @@ class Simulation:
         flights = [Flight(i, state.round, m, clock.now) for i, m in zip(clients, messages, strict=True)]
         if self.leaps and not clock.synchronous:
             check_leap(self.setup.method, state, messages[0])
-            for flight, w in zip(flights, self._courses(clients, [m.get("w") for m in messages]), strict=True):
+            for flight, w in zip(flights, courses(self.setup.method, state, clients), strict=True):
                 flight.before = w
         if not clock.schedule.timed:
             for flight in flights:
@@ -252,7 +198,7 @@ class Simulation:
             self._keep(flight.done)
             tally.done.append(flight.done)
             if config.judge_local:
-                self._note_local(flight)
+                self.local_models.note(flight.client, flight.message, flight.done.reply)
         used = [flight for flight in landed if self._in_time(flight)]
         if self.clock.wait:
             used.sort(key=lambda flight: flight.client)
@@ -273,23 +219,13 @@ class Simulation:
         fate = "lost" if flight.plan.lost else became if late else "in time"
         return Ended(flight.client, flight.round, flight.start, flight.plan.end, fate)
 
-    def _courses(self, clients: Sequence[int], sent: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """w^t0 of clients that are written to now: the global model, or what each is sent."""
-        w = self.setup.method.global_model(self.state)
-        return list(sent) if w is None else [w.clone()] * len(clients)
-
-    def _note_courses(self) -> None:
+    def _note_courses(self, launched: Sequence[int]) -> None:
         """w^t1 of clients that were written to in this round and are still at work."""
-        if not self.leaps:
-            return
-        state = self.state
-        waiting = [f for f in self.clock.flights.values() if f.round == state.round]
-        if not waiting:
-            return
-        clients = [flight.client for flight in waiting]
-        after = share([{"w": w} for w in courses(self.setup.method, State(self.fed, state, state.round + 1), clients)])
-        for flight, message in zip(waiting, after, strict=True):
-            flight.after = message["w"]
+        waiting = [i for i in launched if i in self.clock.flights] if self.leaps else []
+        if waiting:
+            then = State(self.fed, self.state, self.state.round + 1)
+            for i, w in zip(waiting, courses(self.setup.method, then, waiting), strict=True):
+                self.clock.flights[i].after = w
 
     def _compute(self, flights: Sequence[Flight]) -> None:
         """Have the work of flights done; while at it, that of the next ones to arrive, side by side."""
@@ -321,55 +257,14 @@ class Simulation:
         if done.private:
             self.private[done.client] = self.private.get(done.client, {}) | done.private
 
-    def _note_local(self, flight: Flight) -> None:
-        assert flight.done is not None
-        w = local_model(flight.message, flight.done.reply, self.fed.layout.size)
-        if w is None:
-            raise FedkinError(f"judge_local needs models that {self.setup.method.name}'s clients do not send whole")
-        self.local_models[flight.client] = w
-
-    def _judge_local(self) -> list[Score]:
-        """Every client's model as it left its last training; before the first one, the initial model."""
-        everyone = range(self.fed.clients)
-        changed = {i: self.fed.initial for i in everyone if i not in self.local_scores} | self.local_models
-        self.local_models.clear()
-        own = self.evaluate.each(changed)
-        jobs = [Job(i, {"w": w}, self.private.get(i, {})) for i, w in changed.items()] if self._union else []
-        union = {scored.client: scored for scored in self._everywhere(jobs, as_sent=True)}
-        for i in changed:
-            self.local_scores[i] = [own[i], *([union[i]] if self._union else [])]
-        return [
-            Score.of("local", "after local training", data, [self.local_scores[i][k] for i in everyone])
-            for k, data in enumerate((OWN, UNION) if self._union else (OWN,))
-        ]
-
-    @property
-    def _union(self) -> bool:
-        return self.setup.config.judge_union
-
-    def _everywhere(self, jobs: Sequence[Job], as_sent: bool) -> list[Scored]:
-        """Clients' models on the test samples of all clients."""
-        results = self.engine.map("score_everywhere", [([job], as_sent) for job in jobs])
-        return [scored for batch in results for scored in batch]
-
-    def finetuned(self) -> Score:
-        """Every client's model after some further steps on its own data."""
-        config, clients = self.setup.config, range(self.fed.clients)
-        jobs = [Job(i, self.setup.method.serve(self.state, i), self.private.get(i, {})) for i in clients]
-        calls = [([job], config.finetune_steps, config.finetune_lr or config.lr) for job in jobs]
-        scored = [s for batch in self.engine.map("score_finetuned", calls) for s in batch]
-        return Score.of("personalised after fine-tuning", "after the last round", OWN, scored)
-
     def models(self) -> Models:
         """Every client's model as it is now."""
-        method, clients = self.setup.method, range(self.fed.clients)
-        messages = [method.serve(self.state, i) for i in clients]
+        jobs = self._served()
         beside: dict[int, tuple[str, Tensor]] = {}
-        if serves_models(method) and not self.evaluate.private_statistics:
-            vectors: list[Tensor] = [message["w"] for message in messages]
+        if serves_models(self.setup.method) and not self.evaluate.private_statistics:
+            vectors: list[Tensor] = [job.message["w"] for job in jobs]
         else:
-            calls = [([Job(i, messages[i], self.private.get(i, {}))],) for i in clients]
-            kept = [each for batch in self.engine.map("keep", calls) for each in batch]
+            kept = [each for batch in self.engine.map("keep", [([job],) for job in jobs]) for each in batch]
             vectors = [w for w, _ in kept]
             beside = {i: second for i, (_, second) in enumerate(kept) if second is not None}
         fingerprint = Fingerprints()
@@ -381,19 +276,16 @@ class Simulation:
     def checkpoint(self) -> Checkpoint:
         """All that is needed to go on from here."""
         self.mixing.write()
-        clock = self.clock.save() | {f"local/{i}": w for i, w in self.local_models.items()}
-        clock["scores"] = [[vars(scored) for scored in own] for own in self.local_scores.values()]
-        return Checkpoint(self.state.round, dict(self.state), self.private, clock)
+        return Checkpoint(
+            self.state.round, dict(self.state), self.private, self.clock.save() | self.local_models.save()
+        )
 
     def restore(self, point: Checkpoint) -> None:
         """Go on from a checkpoint."""
         self.state = State(self.fed, point.state, point.round)
         self.private = point.private
         self.clock.restore(point.clock)
-        self.local_scores = {own[0]["client"]: [Scored(**values) for values in own] for own in point.clock["scores"]}
-        self.local_models = {
-            int(name.removeprefix("local/")): w for name, w in point.clock.items() if name.startswith("local/")
-        }
+        self.local_models.restore(point.clock)
         self.mixing.forget_after(point.round)
 
 

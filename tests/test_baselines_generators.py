@@ -26,7 +26,7 @@ from fedkin.method import Overview, Replies, State
 from fedkin.methods.fedgen import FedGen, adam, labels_from, sameness
 from fedkin.methods.fedpac import FedPAC, combination, least_on_simplex
 from fedkin.methods.pfedhn import Hypernetwork, PFedHN
-from fedkin.simulate import Setup
+from fedkin.setup import Setup
 
 HEAD = ["classifier.weight", "classifier.bias"]
 BODY = [f"fc{k}.{kind}" for k in (1, 2) for kind in ("weight", "bias")]

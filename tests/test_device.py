@@ -21,7 +21,8 @@ from fedkin.cohort import Cohort
 from fedkin.engine.inline import Inline
 from fedkin.engine.worker import Job, Worker
 from fedkin.methods import registry
-from fedkin.simulate import Setup, Simulation
+from fedkin.setup import Setup
+from fedkin.simulate import Simulation
 
 ELSEWHERE = torch.device("meta")
 

@@ -22,7 +22,7 @@ from fedkin.errors import FedkinError, Stopped
 
 if TYPE_CHECKING:
     from fedkin.result import Result
-    from fedkin.simulate import Setup
+    from fedkin.setup import Setup
 
 Preset = Annotated[
     str | None, typer.Option(help="A paper's settings (see [b]fedkin presets[/b]); what else is given comes first.")

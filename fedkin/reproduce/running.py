@@ -28,7 +28,8 @@ from fedkin.result import Result
 from fedkin.runs.files import make_folder, write_whole
 from fedkin.runs.folder import RunFolder
 from fedkin.scores import OWN, UNION
-from fedkin.simulate import Setup, Watch, simulate
+from fedkin.setup import Setup
+from fedkin.simulate import Watch, simulate
 
 PASSES = 20
 """pFedSim's "20 iterations"."""
