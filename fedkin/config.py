@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedkin.errors import FedkinError, unknown
 
-WHERE = ("engine", "workers", "device")
+WHERE = ("engine", "workers", "ray_address", "device")
 """Settings that say where a run happens. They may change when it is resumed: the result does not."""
 
 SHARED = ("rounds", "join", "epochs", "minibatches", "batch", "schedule", "late")
@@ -109,10 +109,12 @@ class Config(BaseModel):
     checkpoint_every: Count = 10
     """Rounds between checkpoints."""
 
-    engine: Literal["auto", "inline", "processes"] = "auto"
-    """Where local work runs: inline, processes, or auto, which takes processes where they pay."""
+    engine: Literal["auto", "inline", "processes", "ray"] = "auto"
+    """Where local work runs: inline, processes, ray, or auto, which takes processes where they pay."""
     workers: Count | None = None
-    """Worker processes; otherwise one a core."""
+    """Worker processes; otherwise one a core (on Ray, as many as this machine has cores)."""
+    ray_address: str | None = None
+    """A Ray cluster to join, as in ray://head:10001 or auto; otherwise one is started on this machine."""
     device: str = "auto"
     """cpu, cuda, mps, or auto: cuda where there is one."""
     vectorize: Literal["auto", "on", "off"] = "auto"

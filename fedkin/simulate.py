@@ -333,7 +333,7 @@ def simulate(setup: Setup, folder: RunFolder | None = None, watch: Watch | None 
 @contextmanager
 def running(setup: Setup) -> Iterator[Engine]:
     """An engine for the time of a run."""
-    engine = open_engine(setup.engine, setup.site(), setup.config.workers)
+    engine = open_engine(setup.engine, setup.site(), setup.config.workers, setup.config.ray_address)
     try:
         yield engine
     except BaseException:

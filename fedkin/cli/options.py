@@ -31,7 +31,7 @@ PANELS = {
         ),
         *("model", "classifier", "seed", "dtype", "finetune_steps", "finetune_lr"),
     ),
-    "Where it runs": ("engine", "workers", "device", "vectorize"),
+    "Where it runs": ("engine", "workers", "ray_address", "device", "vectorize"),
     "Output": ("judge_local", "judge_union", "evaluate_every", "checkpoint_every"),
     "Split": ("partition", "clients", "test_ratio", "pool", "seed"),
 }

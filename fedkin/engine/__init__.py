@@ -23,7 +23,7 @@ class Engine(Protocol):
         """End the workers; `at_once` does not wait for what they are doing."""
 
 
-NAMES = ("inline", "processes")
+NAMES = ("inline", "processes", "ray")
 
 
 def default_workers() -> int:
@@ -36,12 +36,16 @@ def shared_workers(workers: int | None = None) -> AbstractContextManager[None]:
     return shared_pool(workers or default_workers())
 
 
-def open_engine(name: str, site: Site, workers: int | None = None) -> Engine:
-    """Start an engine with its workers (by default one a core)."""
+def open_engine(name: str, site: Site, workers: int | None = None, address: str | None = None) -> Engine:
+    """Start an engine with its workers (by default one a core); `address` is that of a Ray cluster to join."""
     if workers is not None and workers < 1:
         raise FedkinError(f"a run needs at least one worker, but {workers} were asked for")
     if name == "inline":
         return Inline(site)
     if name == "processes":
         return Processes(site, workers or default_workers())
+    if name == "ray":
+        from fedkin.engine.on_ray import OnRay
+
+        return OnRay(site, workers or default_workers(), address)
     raise unknown("engine", name, NAMES)

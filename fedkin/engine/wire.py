@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 
-class _Array:
+class Array:
     """Marks an array that was a tensor."""
 
     __slots__ = ("array",)
@@ -26,19 +26,20 @@ class _Array:
 
 def pack(value: Any) -> Any:
     """`value` with every tensor replaced by an array."""
-    return _walk(value, lambda leaf: _Array(leaf.numpy()) if isinstance(leaf, Tensor) else leaf)
+    return walk(value, lambda leaf: Array(leaf.numpy()) if isinstance(leaf, Tensor) else leaf)
 
 
 def unpack(value: Any) -> Any:
     """The inverse of `pack`."""
-    return _walk(value, lambda leaf: torch.from_numpy(leaf.array) if isinstance(leaf, _Array) else leaf)
+    return walk(value, lambda leaf: torch.from_numpy(leaf.array) if isinstance(leaf, Array) else leaf)
 
 
-def _walk(value: Any, change: Callable[[Any], Any]) -> Any:
+def walk(value: Any, change: Callable[[Any], Any]) -> Any:
+    """`value` with every leaf of nested dictionaries, lists and dataclasses changed."""
     if isinstance(value, dict):
-        return {key: _walk(item, change) for key, item in value.items()}
+        return {key: walk(item, change) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_walk(item, change) for item in value)
+        return type(value)(walk(item, change) for item in value)
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{f.name: _walk(getattr(value, f.name), change) for f in fields(value)})
+        return replace(value, **{f.name: walk(getattr(value, f.name), change) for f in fields(value)})
     return change(value)

@@ -18,6 +18,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedkin import api, models
+from fedkin.config import WHERE
 from fedkin.costs import cost
 from fedkin.data import catalogue
 from fedkin.engine import default_workers
@@ -131,7 +132,7 @@ def _study(cell: Cell, seed: int, workers: int | None, show: Show | None) -> dic
 
 def without_place(config: Mapping[str, Any]) -> dict[str, Any]:
     """Settings without those that say where a run happens."""
-    return {k: v for k, v in config.items() if k not in ("engine", "workers", "device")}
+    return {k: v for k, v in config.items() if k not in WHERE}
 
 
 def summarised(cell: Cell, result: Result, folder: RunFolder) -> dict[str, Any]:
