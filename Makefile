@@ -10,7 +10,7 @@ demo: .venv/.run
 	$(BIN)/fedkin demo
 
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 lint: .venv/.dev
 	$(BIN)/ruff check .
