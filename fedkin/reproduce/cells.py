@@ -58,7 +58,7 @@ class Table:
     name: str
     about: str
     seeds: int
-    """How many the paper ran."""
+    """How many the paper ran; 1 where it does not say."""
     ours: str | None
     """The row of the paper's own method."""
     open: tuple[str, ...]

@@ -103,7 +103,8 @@ def markdown(results: Path) -> str:
 
 
 def _section(table: Table, cells: list[Compared]) -> list[str]:
-    lines = ["", f"## {table.name}", "", f"{table.about}. The paper has {table.seeds} seeds.", ""]
+    seeds = f" The paper has {table.seeds} seeds." if table.seeds > 1 else ""
+    lines = ["", f"## {table.name}", "", f"{table.about}.{seeds}", ""]
     for column in table.columns:
         own = [c for c in cells if c.cell.column == column]
         if not own:
@@ -113,7 +114,8 @@ def _section(table: Table, cells: list[Compared]) -> list[str]:
             paper = "–" if c.cell.mean is None else shown(c.cell.mean)
             paper += f" ± {c.cell.std:.2f}" if c.cell.std is not None else ""
             lines.append(f"| {c.cell.row} | {paper} | {c.text} | {_signed(c.difference)} |")
-        lines += ["", _verdict(table, own), ""]
+        verdict = _verdict(table, own)
+        lines += ["", *([verdict, ""] if verdict else [])]
     if table.notes:
         lines += ["Found out about differences:", "", *(f"- {note}" for note in table.notes), ""]
     if table.open:
@@ -131,8 +133,8 @@ def _verdict(table: Table, own: list[Compared]) -> str:
     kept, pairs = order_kept(own)
     words = [f"Order kept in {kept} of {pairs} pairs." if pairs else ""]
     paper_rows = [c for c in own if c.cell.mean is not None]
-    best = max(own, key=lambda c: c.mean)
-    if table.ours and len(own) > 1 and any(c.cell.row == table.ours for c in own):
+    best = max(own, key=lambda c: (c.mean, c.cell.row == table.ours))
+    if paper_rows and len(own) > 1 and any(c.cell.row == table.ours for c in own):
         words.append(
             f"{table.ours} is the best here too."
             if best.cell.row == table.ours
