@@ -69,9 +69,10 @@ class Config(BaseModel):
     """Rounds of communication: how often the server acts on what it was sent."""
     schedule: str = "sync"
     """When replies arrive: sync, stragglers:COUNT (the SPFL paper's, late by 1, 2, ... rounds), or latency:OPTIONS
-    on a virtual clock, as in latency:compute=lognormal/0.05/0.5,first=10."""
+    on a virtual clock, as in latency:first=10,dropout=0.1 (all options in docs/async.md)."""
     late: Literal["stale", "drop", "wait", "leap"] = "stale"
-    """What to do with a late reply: take it as it is, drop it, wait for it, or leap to LGA's prediction of it."""
+    """What to do with a late reply: stale takes it as it is, drop does not use it, wait waits for it, leap takes
+    LGA's prediction of it."""
     epochs: Count = 5
     """Local epochs a round."""
     minibatches: Annotated[int, Field(ge=0)] = 0
