@@ -101,6 +101,9 @@ class Config(BaseModel):
     finetune_lr: Positive | None = None
     """Learning rate of fine-tuning; otherwise that of training."""
 
+    finetune_batch: Count | None = None
+    """Batch size of fine-tuning; otherwise that of training."""
+
     judge_local: bool = False
     """Judge also every client's own model as it left its last training."""
     judge_union: bool = False

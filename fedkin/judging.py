@@ -34,7 +34,8 @@ def on_union(setup: Setup, engine: Engine, jobs: Sequence[Job]) -> Score:
 def finetuned(setup: Setup, engine: Engine, jobs: Sequence[Job]) -> Score:
     """Every client's model after some further steps on its own data."""
     config = setup.config
-    calls = [([job], config.finetune_steps, config.finetune_lr or config.lr) for job in jobs]
+    how = (config.finetune_steps, config.finetune_lr or config.lr, config.finetune_batch or config.batch)
+    calls = [([job], *how) for job in jobs]
     scored = [s for batch in engine.map("score_finetuned", calls) for s in batch]
     return Score.of("personalised after fine-tuning", "after the last round", OWN, scored)
 

@@ -98,6 +98,7 @@ def test_run_takes_every_setting_as_an_option() -> None:
         "public": 0.1,
         "finetune_steps": 3,
         "finetune_lr": 0.02,
+        "finetune_batch": 4,
         "judge_local": True,
         "judge_union": True,
         "evaluate_every": 2,

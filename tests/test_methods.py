@@ -97,6 +97,13 @@ def test_a_method_in_a_file_of_the_users_own(tmp_path: Path, blobs: Federation) 
     assert torch.equal(mine.models.rows, elsewhere.models.rows)
 
 
+def test_fine_tuning_may_have_a_batch_size_of_its_own(blobs: Federation) -> None:
+    one, two = (run("fedavg", blobs, finetune_steps=3, finetune_batch=batch).finetuned for batch in (2, 100))
+    assert one is not None
+    assert two is not None
+    assert one.loss != two.loss
+
+
 def test_fine_tuning_after_the_last_round(blobs: Federation) -> None:
     """A few more steps for everybody, judged beside the headline and not in place of it."""
     plain, tuned = run("fedavg", blobs), run("fedavg", blobs, finetune_steps=2, finetune_lr=0.5)

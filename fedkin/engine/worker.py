@@ -188,11 +188,12 @@ class Worker:
             scored.append(Scored(job.client, *sums))
         return scored
 
-    def score_finetuned(self, jobs: Sequence[Job], steps: int, lr: float) -> list[Scored]:
+    def score_finetuned(self, jobs: Sequence[Job], steps: int, lr: float, batch: int) -> list[Scored]:
         """Each client's own model on its own test samples, after some more steps on its training samples."""
         scored = []
         for job in jobs:
             client = self.client(replace(job, exchange="finetune"))
+            client.training = replace(client.training, batch=batch)
             with randomness.seeded_globally(self.site.seed, "finetune/layers", 0, job.client):
                 predict = self.site.method.finetune(client, self._message(job), steps, lr)
             scored += self._judge(predict, [job.client])
