@@ -62,9 +62,10 @@ class Evaluator:
             shared = {(i, fingerprint({"w": w})): w for i in clients}
 
         self.known = {key: self.known[key] for key in own | jobs | shared | with_own if key in self.known}
-        self._score_models({key: w for key, w in (own | shared).items() if key not in self.known})
-        self._score_jobs({key: job for key, job in jobs.items() if key not in self.known}, "score")
-        self._score_jobs({key: job for key, job in with_own.items() if key not in self.known}, "score_sent")
+        self.known |= self._score_models({key: w for key, w in (own | shared).items() if key not in self.known})
+        for wanted, function in ((jobs, "score"), (with_own, "score_sent")):
+            new = {key: job for key, job in wanted.items() if key not in self.known}
+            self.known |= self._score_jobs(new, function)
         judged = self.method.judged
         scores = [self._score(judged.model, judged.moment, OWN, [*own, *jobs])]
         if shared or with_own:
@@ -74,14 +75,10 @@ class Evaluator:
     def each(self, models: Mapping[int, Tensor]) -> dict[int, Scored]:
         """A model [D] for each of some clients, judged on its own test samples."""
         fingerprint = Fingerprints()
-        wanted = {(i, fingerprint({"w": w})): w for i, w in models.items()}
-        before, self.known = self.known, {}
-        self._score_models(wanted)
-        scored = {i: s for (i, _), s in self.known.items()}
-        self.known = before
-        return scored
+        scored = self._score_models({(i, fingerprint({"w": w})): w for i, w in models.items()})
+        return {i: s for (i, _), s in scored.items()}
 
-    def _score_models(self, wanted: Mapping[tuple[int, str], Tensor]) -> None:
+    def _score_models(self, wanted: Mapping[tuple[int, str], Tensor]) -> dict[tuple[int, str], Scored]:
         """Vectors, each tested at one go on all clients that share it."""
         sharing: dict[str, list[int]] = {}
         for i, fingerprint in wanted:
@@ -94,16 +91,20 @@ class Evaluator:
         sizes = [sum(self.test_sizes[i] for i in group) for _, group in pairs]
         calls = _grouped(pairs, sizes, CALL_MODELS)
         sent = [([(wanted[group[0], fingerprint], group) for fingerprint, group in call],) for call in calls]
-        for call, results in zip(calls, self.engine.map("score_models", sent), strict=True):
-            for (fingerprint, _), scored in zip(call, results, strict=True):
-                self.known |= {(s.client, fingerprint): s for s in scored}
+        return {
+            (s.client, fingerprint): s
+            for call, results in zip(calls, self.engine.map("score_models", sent), strict=True)
+            for (fingerprint, _), scored in zip(call, results, strict=True)
+            for s in scored
+        }
 
-    def _score_jobs(self, wanted: Mapping[tuple[int, str], Job], function: str) -> None:
+    def _score_jobs(self, wanted: Mapping[tuple[int, str], Job], function: str) -> dict[tuple[int, str], Scored]:
         """Models that only their client can put together."""
         calls = _grouped(list(wanted), [self.test_sizes[i] for i, _ in wanted], CALL_MODELS)
         results = self.engine.map(function, [([wanted[key] for key in call],) for call in calls])
-        for call, scored in zip(calls, results, strict=True):
-            self.known |= dict(zip(call, scored, strict=True))
+        return {
+            key: s for call, scored in zip(calls, results, strict=True) for key, s in zip(call, scored, strict=True)
+        }
 
     def _score(self, model: str, moment: str, data: str, keys: Sequence[tuple[int, str]]) -> Score:
         return Score.of(model, moment, data, [self.known[key] for key in keys])

@@ -12,8 +12,7 @@ from fedkin.engine import Engine
 from fedkin.engine.worker import Job, Scored
 from fedkin.errors import FedkinError
 from fedkin.evaluate import Evaluator
-from fedkin.late import local_model
-from fedkin.method import Message
+from fedkin.method import Message, trained
 from fedkin.scores import OWN, UNION, Score
 from fedkin.setup import Setup
 
@@ -53,8 +52,8 @@ class LocalModels:
 
     def note(self, client: int, sent: Message, reply: Message) -> None:
         """A client has trained."""
-        w = local_model(sent, reply, len(self.initial))
-        if w is None:
+        w = trained(sent, reply)
+        if w is None or len(w) != len(self.initial):
             raise FedkinError(f"judge_local needs models that {self.setup.method.name}'s clients do not send whole")
         self.new[client] = w
 

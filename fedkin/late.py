@@ -74,13 +74,3 @@ def leapt(method: Method, state: State, reply: Message, trip: Trip, now: Tensor)
     model = layout.buffers.copy(start + moves[0], model)
     sent = {"w": model, "delta": model - now, "g": now - model}[name]
     return {**reply, name: sent if len(reply[name]) == layout.size else shared.of(sent).clone()}
-
-
-def local_model(sent: Message, reply: Message, size: int) -> Tensor | None:
-    """The whole model [D] that a client trained, from what it was sent and what it replied; None if neither tells."""
-    start = sent.get("w")
-    for name, sign in (("w", 0), ("delta", 1), ("g", -1)):
-        came = reply.get(name)
-        if isinstance(came, Tensor) and came.shape == (size,) and (not sign or start is not None):
-            return start + sign * came if sign and start is not None else came
-    return None

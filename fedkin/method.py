@@ -206,6 +206,19 @@ class Method:
         return client.together(tuned, second)
 
 
+def trained(sent: Message, reply: Message) -> Tensor | None:
+    """The columns that a client trained, from what it was sent and what it replied; None if that does not tell.
+
+    A reply has them as they are (`w`), or what changed (`delta`), or what changed with the other sign (`g`).
+    """
+    start = sent.get("w")
+    for name, sign in (("w", 0), ("delta", 1), ("g", -1)):
+        came = reply.get(name)
+        if isinstance(came, Tensor) and came.ndim == 1 and (not sign or start is not None):
+            return came if start is None or not sign else start + sign * came
+    return None
+
+
 def byte_count(message: Message) -> int:
     """The size of a message on the wire: its tensors as they are, eight bytes a number, text as UTF-8."""
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedkin.clock import Clock, Flight, share
 from fedkin.cohort import SIZE
 from fedkin.engine import Engine, open_engine
-from fedkin.engine.worker import Done, Job
+from fedkin.engine.worker import Done, Job, keeps_statistics
 from fedkin.evaluate import Evaluator, Fingerprints, serves_models
 from fedkin.judging import LocalModels, finetuned, on_union
 from fedkin.late import DROP, LATE, LEAP, WAIT, check_leap, courses, replies_of
@@ -73,7 +73,7 @@ class Simulation:
         self.private: dict[int, dict[str, Any]] = {}
         self.trained: Counter[int] = Counter()
         self.train_sizes = [len(rows) for rows in federation.split.train]
-        statistics = config.statistics == "local" and bool(layout.norm_statistics.ranges)
+        statistics = keeps_statistics(config.training, layout)
         self.evaluate = Evaluator(setup.method, engine, [len(rows) for rows in federation.split.test], statistics)
         self.vectorized = setup.vectorized
         self.clock = Clock(

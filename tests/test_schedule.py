@@ -323,6 +323,8 @@ def test_a_trace_in_which_everybody_leaves_for_good_ends_with_a_sentence(tmp_pat
         ("stragglers:-1", "greater than or equal to 0"),
         ("stragglers:2,fresh=x", "fresh of schedule"),
         ("stragglers:2,often=3", "often"),
+        ("stragglers:2,fresh", "not of the form option=value"),
+        ("latency:first=2,first=3", "stands twice"),
         ("latency:compute=normal/3", "lognormal/MEDIAN/SIGMA"),
         ("latency:compute=uniform/3/2", "uniform/LOW/HIGH"),
         ("latency:compute=-1", "positive number"),

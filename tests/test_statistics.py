@@ -68,3 +68,13 @@ def test_part_of_a_model_that_travels_takes_its_statistics_from_the_client(pictu
     extractor = parts.extractor & parts.parameters
     assert all(torch.equal(extractor.of(rows)[0], row) for row in extractor.of(rows))
     assert len(parts.norm_statistics.of(rows).unique(dim=0)) == 4
+
+
+def test_methods_that_send_what_changed_keep_the_same_statistics_as_those_that_send_models(
+    pictures: Federation,
+) -> None:
+    """CFL sends updates; with one cluster it is FedAvg, and its clients go on from their own statistics too."""
+    fedavg, cfl = (fedkin.run(name, data=pictures, **SETTINGS | {"rounds": 3}) for name in ("fedavg", "cfl"))
+    for i in range(4):
+        own = layout().norm_statistics
+        torch.testing.assert_close(own.of(cfl.models[i]), own.of(fedavg.models[i]), rtol=1e-4, atol=1e-5)

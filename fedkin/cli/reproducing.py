@@ -59,13 +59,12 @@ def reproduce(
 
 def _list(of: str | None, row: str | None, column: str | None, results: Path, as_json: bool) -> None:
     from fedkin.reproduce.cells import table, tables
-    from fedkin.reproduce.running import estimate, path_of
+    from fedkin.reproduce.running import estimate, kept
 
     chosen = [table(of)] if of else list(tables().values())
     lines = []
     for each in chosen:
         for cell in each.chosen(row if of else None, column if of else None):
-            done = len(list((results / cell.table).glob(path_of(cell, 0, results).name.replace("--s0", "--s*"))))
             lines.append(
                 {
                     "table": cell.table,
@@ -75,7 +74,7 @@ def _list(of: str | None, row: str | None, column: str | None, results: Path, as
                     "data": cell.settings.get("data", ""),
                     "seconds": None if cell.missing else round(estimate(cell)),
                     "missing": cell.missing,
-                    "seeds done": done,
+                    "seeds done": len(kept(cell, results)),
                 }
             )
     if as_json:

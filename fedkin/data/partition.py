@@ -18,6 +18,7 @@ from fedkin.data.partitions import classes, dirichlet, iid, natural, one_class, 
 from fedkin.data.partitions.task import Assignment, Flags, Task, hold_out, need
 from fedkin.errors import FedkinError, unknown
 from fedkin.randomness import numpy_generator
+from fedkin.rules import options
 
 
 @dataclass(frozen=True)
@@ -162,12 +163,7 @@ def parse(text: str) -> tuple[Rule, dict[str, float]]:
     if not forms:
         raise unknown("partition", name, {rule.name for rule in RULES})
 
-    given: dict[str, str] = {}
-    for item in items:
-        option, equals, setting = item.partition("=")
-        need(bool(equals), f"{item!r} in partition {text!r} is not of the form option=value")
-        need(option not in given, f"{option!r} stands twice in partition {text!r}")
-        given[option] = setting
+    given = options(items, f"partition {text!r}")
     form = given.pop("form", next(iter(forms))) if len(forms) > 1 else ""
     if form not in forms:
         raise unknown(f"form of partition {name!r}", form, forms)

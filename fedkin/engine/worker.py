@@ -18,11 +18,16 @@ from fedkin.client import Client, Networks, Samples
 from fedkin.cohort import Cohort
 from fedkin.config import Training
 from fedkin.data.dataset import Indices
-from fedkin.layout import Block, Bound
-from fedkin.method import Message, Method, Predictor
+from fedkin.layout import Block, Bound, Layout
+from fedkin.method import Message, Method, Predictor, trained
 
 STATISTICS = "statistics"
 """The name under which a client keeps its running statistics, if it keeps them to itself."""
+
+
+def keeps_statistics(training: Training, layout: Layout) -> bool:
+    """Whether clients keep the running statistics of batch norm to themselves."""
+    return training.statistics == "local" and bool(layout.norm_statistics.ranges)
 
 
 @dataclass(frozen=True)
@@ -89,6 +94,7 @@ class Worker:
         self.device = torch.device(site.device)
         self.bound = Bound(copy.deepcopy(site.module).to(self.device), site.classifier)
         self.initial = self.bound.w.clone()
+        self.keeps_statistics = keeps_statistics(site.training, self.bound.layout)
         self._places: dict[int, tuple[Tensor, Block]] = {}
         self.samples = self._samples()
         self.networks = Networks(site.x.shape[1:], site.classes, self.bound.w)
@@ -138,9 +144,10 @@ class Worker:
         for job in jobs:
             client = self.client(job)
             with randomness.seeded_globally(self.site.seed, f"{job.exchange}/layers", job.round, job.client):
-                reply = self.site.method.local(client, self._message(job))
+                message = self._message(job)
+                reply = self.site.method.local(client, message)
             if self.keeps_statistics:
-                self._keep_statistics(client, job.message, reply)
+                self._keep_statistics(client, message, reply)
             loss = float(client.loss_sum) / client.steps if client.steps else float("nan")
             done.append(Done(job.client, _out(reply), _out(client.private), loss, client.steps))
         return done
@@ -229,11 +236,6 @@ class Worker:
             kept.append((w, (second[0], second[1].detach().cpu()) if second else None))
         return kept
 
-    @property
-    def keeps_statistics(self) -> bool:
-        """Whether clients keep the running statistics of batch norm to themselves."""
-        return self.site.training.statistics == "local" and bool(self.bound.layout.norm_statistics.ranges)
-
     def _message(self, job: Job) -> Message:
         """What a client was sent, on this worker's device; with its own running statistics if it keeps them."""
         message = self._here(job.message)
@@ -245,15 +247,12 @@ class Worker:
 
     def _keep_statistics(self, client: Client, sent: Message, reply: Message) -> None:
         """Remember the running statistics of a model that a client has trained."""
-        for name, sign in (("w", 0), ("delta", 1), ("g", -1)):
-            came = reply.get(name)
-            if isinstance(came, Tensor) and came.ndim == 1:
-                statistics, place = self._statistics(came)
-                own = client.private.get(STATISTICS, self.bound.layout.norm_statistics.of(self.initial).clone())
-                trained = came if not sign else self._here(sent)["w"] + sign * came
-                own[statistics] = place.of(trained)
-                client.private[STATISTICS] = own
-                return
+        w = trained(sent, reply)
+        if w is not None:
+            statistics, place = self._statistics(w)
+            own = client.private.get(STATISTICS, self.bound.layout.norm_statistics.of(self.initial).clone())
+            own[statistics] = place.of(w)
+            client.private[STATISTICS] = own
 
     def _statistics(self, w: Tensor) -> tuple[Tensor, Block]:
         """Which of all running statistics are in a vector of columns that travel, and where."""

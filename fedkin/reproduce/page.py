@@ -8,13 +8,12 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from fedkin.reproduce.cells import Cell, Table, tables
-from fedkin.reproduce.running import Finished
+from fedkin.reproduce.running import Finished, kept
 
 CLEAR = 1.0
 """Points between two printed numbers from which on their order is expected to hold."""
 FAR = 3.0
 """Points of difference from which on a cause is looked for."""
-TAKEN = "fedkin reproduce"
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ def compared(table: Table, results: Path) -> list[Compared]:
     """All cells of a table for which there is a result."""
     found = []
     for cell in table.cells:
-        paths = sorted((results / cell.table).glob(f"{cell.run}--s*.json"))
+        paths = kept(cell, results)
         if paths and not cell.reason:
             found.append(Compared(cell, [Finished.read(path).measured(cell.measure) for path in paths]))
     return found
@@ -64,8 +63,8 @@ def order_kept(column: list[Compared]) -> tuple[int, int]:
         for a, b in combinations([c for c in column if c.cell.mean is not None], 2)
         if abs((a.cell.mean or 0) - (b.cell.mean or 0)) >= CLEAR
     ]
-    kept = sum(((a.cell.mean or 0) > (b.cell.mean or 0)) == (a.mean > b.mean) for a, b in pairs)
-    return kept, len(pairs)
+    same = sum(((a.cell.mean or 0) > (b.cell.mean or 0)) == (a.mean > b.mean) for a, b in pairs)
+    return same, len(pairs)
 
 
 def markdown(results: Path) -> str:
@@ -130,8 +129,8 @@ def _signed(difference: float | None) -> str:
 
 
 def _verdict(table: Table, own: list[Compared]) -> str:
-    kept, pairs = order_kept(own)
-    words = [f"Order kept in {kept} of {pairs} pairs." if pairs else ""]
+    same, pairs = order_kept(own)
+    words = [f"Order kept in {same} of {pairs} pairs." if pairs else ""]
     paper_rows = [c for c in own if c.cell.mean is not None]
     best = max(own, key=lambda c: (c.mean, c.cell.row == table.ours))
     if paper_rows and len(own) > 1 and any(c.cell.row == table.ours for c in own):

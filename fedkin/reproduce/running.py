@@ -85,6 +85,11 @@ def path_of(cell: Cell, seed: int, results: Path) -> Path:
     return results / cell.table / f"{cell.run}--s{seed}.json"
 
 
+def kept(cell: Cell, results: Path) -> list[Path]:
+    """The results of a cell's run that there are, a file a seed."""
+    return sorted((results / cell.table).glob(f"{cell.run}--s*.json"))
+
+
 def prepared(cell: Cell, seed: int, workers: int | None = None) -> Setup:
     """All parts of a cell's run."""
     if cell.missing:
@@ -165,7 +170,7 @@ def summarised(cell: Cell, result: Result, folder: RunFolder) -> dict[str, Any]:
 def estimate(cell: Cell) -> float:
     """Seconds that a cell would take on this machine: its gradient steps, timed, on all cores."""
     if cell.study:
-        return 20 * 60_000 / 32 * step_seconds("lenet5-bn", (3, 32, 32), 10, 32) / default_workers()
+        return PASSES * 60_000 / 32 * step_seconds("lenet5-bn", (3, 32, 32), 10, 32) / default_workers()
     settings = cell.settings
     entry = catalogue.entry(settings["data"])
     shape, classes = tuple(entry.shape), entry.classes or 10

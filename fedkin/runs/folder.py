@@ -37,11 +37,10 @@ CONFIG, METRICS, TIMINGS, MODELS, RESULT = (
     "result.json",
 )
 ABOUT = {"config", "data_fingerprint", "shape", "pixels", "mean", "std", "classes", "clients"}
-LINES = {
-    METRICS: {field.name for field in fields(Round)} - {"time", "tasks"},
-    TIMINGS: {"round", "train", "evaluate"},
-}
+LINES = {METRICS: {field.name for field in fields(Round)}, TIMINGS: {"round", "train", "evaluate"}}
 """What must be in config.json, and in a line of the others."""
+TIMED = {"time", "tasks"}
+"""What only lines of a run with a clock need."""
 
 
 def refuse_full(path: Path) -> None:
@@ -153,7 +152,11 @@ class RunFolder:
                 line = json.loads(text)
             except ValueError:
                 break
-            if not isinstance(line, dict) or not line.keys() >= LINES[name] or type(line["round"]) is not int:
+            if (
+                not isinstance(line, dict)
+                or not LINES[name] - TIMED <= line.keys() <= LINES[name]
+                or type(line["round"]) is not int
+            ):
                 break
             lines.append(line)
         return lines

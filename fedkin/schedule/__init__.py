@@ -16,6 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedkin.config import one_sentence
 from fedkin.errors import FedkinError, unknown
+from fedkin.rules import options
 from fedkin.schedule.base import Plan, Schedule, Task
 from fedkin.schedule.latency import Latency
 from fedkin.schedule.participation import at_once, in_turn, participants
@@ -36,11 +37,11 @@ def schedule(text: str, clients: int, seed: int) -> Schedule:
     known = {field.name: field for field in fields(kind) if field.name not in ("clients", "seed")}
     first = next((key for key, field in known.items() if field.default is MISSING), None)
     hints = get_type_hints(kind, include_extras=True)
+    items = rest.split(",") if rest else []
+    if first and items and "=" not in items[0]:
+        items[0] = f"{first}={items[0]}"
     values: dict[str, Any] = {}
-    for part in rest.split(",") if rest else ():
-        key, equals, value = part.partition("=")
-        if not equals and first and not values:
-            key, value = first, part
+    for key, value in options(items, f"schedule {text!r}").items():
         if key not in known:
             raise unknown(f"option of schedule {name!r}", key, known)
         try:
