@@ -17,7 +17,7 @@ from torch import Tensor
 from fedkin.engine.worker import Done
 from fedkin.errors import FedkinError
 from fedkin.method import Message
-from fedkin.schedule import Plan, Schedule, Task, at_once, in_turn
+from fedkin.schedule import Plan, Schedule, Sync, Task, at_once, in_turn
 
 
 @dataclass
@@ -53,6 +53,16 @@ class Clock:
         """Gradient steps per planned one and bytes of a reply, as the first task has shown."""
         self._queue: list[tuple[float, int]] = []
         self._away: list[tuple[float, int]] = []
+
+    @property
+    def tells(self) -> bool:
+        """Whether its time means something: not where every round takes just as long."""
+        return not isinstance(self.schedule, Sync)
+
+    @property
+    def timed(self) -> bool:
+        """Whether it wants to know how long a task will take before it sends it."""
+        return self.schedule.timed
 
     @property
     def synchronous(self) -> bool:

@@ -54,7 +54,12 @@ class Personal:
         vector, second = trained[client], trained.beside.get(client)
         kept = {name: about[name] for name in ("shape", "pixels", "mean", "std", "classes")}
         about = {"model": config.model, **kept, "client": about["clients"][client]}
-        about |= {"beside": second[0]} if second else {}
+        return Personal.of(about, vector, second)
+
+    @staticmethod
+    def of(about: Mapping[str, Any], vector: Tensor, second: tuple[str, Tensor] | None = None) -> Personal:
+        """From its numbers [D], and those of a second network by its name; `about` holds what `ABOUT` lists."""
+        about = {**about, "beside": second[0]} if second else dict(about)
         networks = _networks(about)
         for network, numbers in zip(networks.values(), (vector, *([second[1]] if second else [])), strict=True):
             network.load_state_dict(Layout(network).tensors(numbers.float()), strict=False)

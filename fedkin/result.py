@@ -83,6 +83,8 @@ class Models:
 
     def __getitem__(self, client: int) -> Tensor:
         """The model [D] of one client."""
+        if not len(self):
+            raise FedkinError("the models of this run are on its clients' machines, each with its owner")
         if not 0 <= client < len(self):
             raise FedkinError(f"there is no client {client}: the run has clients 0 to {len(self) - 1}")
         return self.rows[self.row_of[client]]

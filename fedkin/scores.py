@@ -30,18 +30,19 @@ class Score:
 
     @property
     def clients(self) -> list[float]:
-        """[N] accuracy of each client, 0 to 1."""
-        return [c / t for c, t in zip(self.correct, self.total, strict=True)]
+        """[N] accuracy of each client, 0 to 1; NaN where a client of a real federation could not be asked."""
+        return [c / t if t else math.nan for c, t in zip(self.correct, self.total, strict=True)]
 
     @property
     def mean(self) -> float:
         """Plain mean over clients: every client counts the same."""
-        return math.fsum(self.clients) / len(self.clients)
+        asked = [accuracy for accuracy, t in zip(self.clients, self.total, strict=True) if t]
+        return math.fsum(asked) / len(asked) if asked else math.nan
 
     @property
     def weighted(self) -> float:
         """Sample-weighted mean: every test sample counts the same."""
-        return sum(self.correct) / sum(self.total)
+        return sum(self.correct) / sum(self.total) if any(self.total) else math.nan
 
     @property
     def headline(self) -> float:

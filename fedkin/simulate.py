@@ -52,7 +52,7 @@ class Tally:
 class Simulation:
     """A run under way: the server's state, and the clients' private states that it looks after."""
 
-    def __init__(self, setup: Setup, engine: Engine, folder: Path | None = None) -> None:
+    def __init__(self, setup: Setup, engine: Engine, folder: Path | None = None, clock: Clock | None = None) -> None:
         self.setup, self.engine = setup, engine
         self.mixing = MixingRecord(folder)
         config, federation, layout = (
@@ -76,7 +76,7 @@ class Simulation:
         statistics = keeps_statistics(config.training, layout)
         self.evaluate = Evaluator(setup.method, engine, [len(rows) for rows in federation.split.test], statistics)
         self.vectorized = setup.vectorized
-        self.clock = Clock(
+        self.clock = clock or Clock(
             schedule(config.schedule, self.fed.clients, config.seed), config.join, wait=config.late == WAIT
         )
         self.leaps = setup.method.leaps or config.late == LEAP
@@ -116,7 +116,7 @@ class Simulation:
             bytes_up=sum(byte_count(d.reply) for d in tally.done),
             bytes_down=tally.down,
             scores=scores,
-            time=None if config.schedule == "sync" else self.clock.now,
+            time=self.clock.now if self.clock.tells else None,
             tasks=tally.tasks,
         )
         return happened, {"train": aggregated - begin, "evaluate": time.perf_counter() - aggregated}
@@ -126,14 +126,14 @@ class Simulation:
         config, setup, state = self.setup.config, self.setup, self.state
         scores = self.evaluate(state, self.private, self.trained)
         if config.judge_union:
-            scores.append(on_union(setup, self.engine, self._served()))
+            scores.append(on_union(setup, self.engine, self.served()))
         if config.judge_local:
             scores += self.local_models.judge(self.evaluate, self.private)
         if config.finetune_steps and state.round == config.rounds:
-            scores.append(finetuned(setup, self.engine, self._served()))
+            scores.append(finetuned(setup, self.engine, self.served()))
         return scores
 
-    def _served(self) -> list[Job]:
+    def served(self) -> list[Job]:
         """For every client what it needs to have its current model."""
         serve = self.setup.method.serve
         return [Job(i, serve(self.state, i), self.private.get(i, {})) for i in range(self.fed.clients)]
@@ -148,13 +148,15 @@ class Simulation:
         """An exchange in which the server waits for all that it writes to."""
         messages = self._messages(exchange.name, clients, tally)
         jobs = [self._job(i, m, self.state.round, exchange.name) for i, m in zip(clients, messages, strict=True)]
-        done = self._local(jobs)
-        for d in done:
+        came = {i: (Trip(m), d) for i, m, d in zip(clients, messages, self._local(jobs), strict=True) if d}
+        for _, d in came.values():
             self._keep(d)
-        tally.done += done
-        trips = [Trip(message) for message in messages]
+            tally.done.append(d)
+        if not came:
+            return None
+        trips, done = zip(*came.values(), strict=True)
         return self.setup.method.aggregate(
-            self.state, Replies(exchange.name, list(clients), [d.reply for d in done], trips)
+            self.state, Replies(exchange.name, list(came), [d.reply for d in done], trips)
         )
 
     def _launch(self, clients: Sequence[int], tally: Tally) -> None:
@@ -170,15 +172,15 @@ class Simulation:
             check_leap(self.setup.method, state, messages[0])
             for flight, w in zip(flights, courses(self.setup.method, state, clients), strict=True):
                 flight.before = w
-        if not clock.schedule.timed:
+        if not clock.timed:
             for flight in flights:
                 clock.launch(flight)
             return
         planned = [self._planned_steps(i) for i in clients]
         if clock.effort is None:
             self._compute(flights[:1])
-            assert flights[0].done is not None
-            clock.effort = (flights[0].done.steps / planned[0], byte_count(flights[0].done.reply))
+            shown = flights[0].done
+            clock.effort = (shown.steps / planned[0], byte_count(shown.reply)) if shown else (1.0, 0)
         for flight, steps in zip(flights, planned, strict=True):
             clock.launch(flight, steps, byte_count(flight.message))
 
@@ -191,8 +193,9 @@ class Simulation:
         """Let time pass until the server acts, and act; whose replies were used, and who was mixed with whom."""
         state, config = self.state, self.setup.config
         ended = self.clock.advance(self._in_time)
-        landed = [flight for flight in ended if not flight.plan.lost]
-        self._compute(landed)
+        self._compute([flight for flight in ended if not flight.plan.lost])
+        # In a real federation a client may be lost although no schedule has planned it.
+        landed = [flight for flight in ended if flight.done and not flight.plan.lost]
         for flight in landed:
             assert flight.done is not None
             self._keep(flight.done)
@@ -200,9 +203,9 @@ class Simulation:
             if config.judge_local:
                 self.local_models.note(flight.client, flight.message, flight.done.reply)
         used = [flight for flight in landed if self._in_time(flight)]
-        if self.clock.wait:
+        if self.clock.synchronous:
             used.sort(key=lambda flight: flight.client)
-        if config.schedule != "sync":
+        if self.clock.tells:
             tally.tasks += [self._record(flight) for flight in ended]
         if not used:
             return [], None
@@ -216,7 +219,7 @@ class Simulation:
     def _record(self, flight: Flight) -> Ended:
         late = self.state.round - flight.round
         became = LATE[LEAP if self.setup.method.leaps else self.setup.config.late]
-        fate = "lost" if flight.plan.lost else became if late else "in time"
+        fate = "lost" if flight.plan.lost or not flight.done else became if late else "in time"
         return Ended(flight.client, flight.round, flight.start, flight.plan.end, fate)
 
     def _note_courses(self, launched: Sequence[int]) -> None:
@@ -241,15 +244,15 @@ class Simulation:
     def _job(self, client: int, message: Message, round: int, exchange: str) -> Job:
         return Job(client, message, self.private.get(client, {}), round, exchange)
 
-    def _local(self, jobs: Sequence[Job]) -> list[Done]:
-        """Local work of clients in one kind of exchange; results in the order of the jobs."""
+    def _local(self, jobs: Sequence[Job]) -> list[Done | None]:
+        """Local work of clients in one kind of exchange; in the order of the jobs, None for a client that is lost."""
         # The longest first, so that no worker is left alone with a long job at the end.
         order = sorted(jobs, key=lambda job: (-self.train_sizes[job.client], job.client))
         vectorize = self.vectorized and jobs[0].exchange in self.setup.method.vectorizes
         size = SIZE if vectorize else 1
         calls = [(order[k : k + size], vectorize) for k in range(0, len(order), size)]
         done = {d.client: d for results in self.engine.map("local", calls) for d in results}
-        return [done[job.client] for job in jobs]
+        return [done.get(job.client) for job in jobs]
 
     def _keep(self, done: Done) -> None:
         """A client has ended its work: what it keeps to itself is now this."""
@@ -259,7 +262,7 @@ class Simulation:
 
     def models(self) -> Models:
         """Every client's model as it is now."""
-        jobs = self._served()
+        jobs = self.served()
         beside: dict[int, tuple[str, Tensor]] = {}
         if serves_models(self.setup.method) and not self.evaluate.private_statistics:
             vectors: list[Tensor] = [job.message["w"] for job in jobs]
@@ -272,6 +275,19 @@ class Simulation:
         different = dict(zip(prints, vectors, strict=True))
         order = {p: k for k, p in enumerate(different)}
         return Models(torch.stack(list(different.values())), [order[p] for p in prints], beside)
+
+    def result(self, models: Models, history: list[Round], seconds: float, folder: RunFolder | None) -> Result:
+        """What came out."""
+        return Result(
+            config=self.setup.config,
+            method=self.setup.method.name,
+            history=history,
+            models=models,
+            client_names=self.setup.federation.split.names,
+            seconds=seconds,
+            folder=folder.path if folder else None,
+            record=self.mixing,
+        )
 
     def checkpoint(self) -> Checkpoint:
         """All that is needed to go on from here."""
@@ -291,43 +307,42 @@ class Simulation:
 
 def simulate(setup: Setup, folder: RunFolder | None = None, watch: Watch | None = None) -> Result:
     """Run to the last round; with a folder, from its newest checkpoint on."""
-    config = setup.config
     with one_thread(), running(setup) as engine:
         simulation = Simulation(setup, engine, folder.path if folder else None)
-        history: list[Round] = []
-        seconds = 0.0
-        if folder:
-            point, complaints = folder.rewind()
-            for complaint in complaints:
-                print(complaint, file=sys.stderr, flush=True)
-            if point:
-                simulation.restore(point)
-            else:
-                simulation.mixing.forget_after(0)
-            history, seconds = folder.history(), folder.seconds()
-        while simulation.state.round < config.rounds:
-            happened, timing = simulation.round()
-            history.append(happened)
-            seconds += sum(timing.values())
-            if folder:
-                folder.add(happened, timing)
-                if happened.round % config.checkpoint_every == 0 or happened.round == config.rounds:
-                    folder.checkpoint(simulation.checkpoint())
-            if watch:
-                watch(happened, seconds)
-        result = Result(
-            config=config,
-            method=setup.method.name,
-            history=history,
-            models=simulation.models(),
-            client_names=setup.federation.split.names,
-            seconds=seconds,
-            folder=folder.path if folder else None,
-            record=simulation.mixing,
-        )
+        history, seconds = play(simulation, folder, watch)
+        result = simulation.result(simulation.models(), history, seconds, folder)
     if folder:
         folder.finish(result.models, result.summary())
     return result
+
+
+def play(
+    simulation: Simulation, folder: RunFolder | None = None, watch: Watch | None = None
+) -> tuple[list[Round], float]:
+    """All rounds that are left, and those before them; with the seconds that all of them took."""
+    config = simulation.setup.config
+    history: list[Round] = []
+    seconds = 0.0
+    if folder:
+        point, complaints = folder.rewind()
+        for complaint in complaints:
+            print(complaint, file=sys.stderr, flush=True)
+        if point:
+            simulation.restore(point)
+        else:
+            simulation.mixing.forget_after(0)
+        history, seconds = folder.history(), folder.seconds()
+    while simulation.state.round < config.rounds:
+        happened, timing = simulation.round()
+        history.append(happened)
+        seconds += sum(timing.values())
+        if folder:
+            folder.add(happened, timing)
+            if happened.round % config.checkpoint_every == 0 or happened.round == config.rounds:
+                folder.checkpoint(simulation.checkpoint())
+        if watch:
+            watch(happened, seconds)
+    return history, seconds
 
 
 @contextmanager

@@ -78,6 +78,39 @@ def read_folder(path: Path, size: int | None = None) -> Dataset:
     )
 
 
+def read_own(
+    name: str, path: Path, classes: tuple[str, ...], shape: tuple[int, ...]
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """One client's samples [n, *shape], labels [n] by their place in `classes`, and [n] which are its test samples.
+
+    `path` is what `read_folder` takes for a client. Images of another size are resized.
+    """
+    if not path.exists():
+        raise FedkinError(f"there is no folder {path}")
+    pieces = _read_client(name, path)
+    if not any(piece.labels for piece in pieces):
+        raise FedkinError(f"{path} has no samples: it should hold {EXPECTED}")
+    kinds = sorted({piece.kind for piece in pieces})
+    if len(kinds) > 1:
+        raise FedkinError(f"{path} holds {' and '.join(kinds)}: data of one kind expected")
+    if kinds == ["images"]:
+        if len(shape) != 3 or shape[0] not in (1, 3):
+            raise FedkinError(f"{path} holds images, but samples of shape {shape} were agreed on")
+        paths = [image for piece in pieces for image in piece.images]
+        x: npt.NDArray[Any] = decode(paths, (shape[2], shape[1]), "L" if shape[0] == 1 else "RGB")
+    else:
+        x = _join_tables(pieces)
+    if x.shape[1:] != shape:
+        raise FedkinError(f"{path} has samples of shape {x.shape[1:]}, but {shape} was agreed on")
+    place = {label: k for k, label in enumerate(classes)}
+    labels = [label for piece in pieces for label in piece.labels]
+    strange = sorted(set(labels) - place.keys())
+    if strange:
+        raise FedkinError(f"{path} has the classes {', '.join(strange)}, which are not among those agreed on")
+    is_test = np.repeat([piece.is_test for piece in pieces], [len(piece.labels) for piece in pieces])
+    return x, np.array([place[label] for label in labels], np.int64), is_test
+
+
 def _clients(path: Path) -> dict[str, Path]:
     if not path.is_dir():
         raise FedkinError(f"{path} is not a folder: one with a sub-folder or file for each client expected")

@@ -151,8 +151,16 @@ def split_owned(data: Dataset, test_ratio: float | None, seed: int) -> Split:
     if test_ratio is not None:
         need(0 < test_ratio < 1, f"test_ratio lies between 0 and 1, not at {test_ratio}")
         _check_sizes(owner, data.owners, f"in {data.name}")
-        held_out = hold_out(owner, data.y, test_ratio, numpy_generator(seed, "partition/test"))
+        held_out = np.zeros(len(data), dtype=np.bool_)
+        for i in range(len(data.owners)):
+            rows = np.flatnonzero(owner == i)
+            held_out[rows] = own_test(data.y[rows], test_ratio, seed, i)
     return _collect(np.arange(len(data)), owner, held_out, data.owners)
+
+
+def own_test(y: Indices, test_ratio: float, seed: int, client: int) -> Flags:
+    """[n] which of a client's samples with labels y [n] it tests on, whether or not those of others are at hand."""
+    return hold_out(np.zeros_like(y), y, test_ratio, numpy_generator(seed, "partition/test", 0, client))
 
 
 def parse(text: str) -> tuple[Rule, dict[str, float]]:

@@ -22,6 +22,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedkin.config import Config
 from fedkin.errors import FedkinError
 from fedkin.result import Models, Round
@@ -129,14 +131,17 @@ class RunFolder:
                 write_whole(self.path / name, "".join(json.dumps(line) + "\n" for line in lines).encode())
         return point, complaints
 
-    def finish(self, models: Models, summary: Mapping[str, Any]) -> None:
-        """Write the final models and the summary."""
+    def finish(self, models: Models | None, summary: Mapping[str, Any]) -> None:
+        """Write the final models, unless they are on the clients of a real federation, and the summary."""
         with resumable(self.path):
-            write_whole(self.path / MODELS, models.to_bytes())
+            if models is not None:
+                write_whole(self.path / MODELS, models.to_bytes())
             self._json(RESULT, summary)
 
     def models(self) -> Models:
-        """The final models of a finished run."""
+        """The final models of a finished run; those of a real federation are not here, but with its clients."""
+        if self.about.get("models") == "on clients":
+            return Models(torch.zeros(0, 0), [])
         if not (self.path / MODELS).is_file():
             raise FedkinError(f"{self.path} has no final models yet: finish it with --resume {self.path}")
         return Models.from_bytes((self.path / MODELS).read_bytes(), str(self.path / MODELS))

@@ -23,7 +23,19 @@ from fedkin.schedule.participation import at_once, in_turn, participants
 from fedkin.schedule.stragglers import Stragglers
 from fedkin.schedule.sync import Sync
 
-__all__ = ["Plan", "Schedule", "Task", "at_once", "from_anywhere", "in_turn", "participants", "schedule"]
+__all__ = [
+    "Latency",
+    "Plan",
+    "Schedule",
+    "Stragglers",
+    "Sync",
+    "Task",
+    "at_once",
+    "from_anywhere",
+    "in_turn",
+    "participants",
+    "schedule",
+]
 
 KINDS: Mapping[str, type[Schedule]] = {"sync": Sync, "stragglers": Stragglers, "latency": Latency}
 

@@ -1,0 +1,90 @@
+"""What the server accepts from a client. A reply that is not as it should be is refused and recorded, never used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkin.engine.worker import Job, Worker
+from fedkin.errors import FedkinError
+from fedkin.method import Message
+from fedkin.setup import Setup
+
+Kind = tuple[str, tuple[int, ...]]
+"""Type and shape of a value; a number or a word has no shape."""
+
+
+class Refused(FedkinError):
+    """A reply that the server does not use, and why."""
+
+
+@dataclass
+class Replies:
+    """Knows what replies look like, from what the method itself replies on samples made up here."""
+
+    setup: Setup
+    known: dict[str, dict[str, Kind]] = field(default_factory=dict)
+    """What is sent in an exchange to what is replied, by the kinds of their values."""
+
+    def expect(self, job: Job) -> None:
+        """Find out what the reply to a job will look like, once for every kind of message."""
+        if _asked(job) not in self.known:
+            worker = Worker(_made_up(self.setup, job.client))
+            done = worker.local([replace(job, private={})], False)[0]
+            self.known[_asked(job)] = kinds(done.reply)
+
+    def check(self, reply: Message, job: Job) -> None:
+        """Refuse a reply with other values than expected, of another shape, or with numbers that are none."""
+        expected, given = self.known[_asked(job)], kinds(reply)
+        if given != expected:
+            odd = sorted(name for name in given.keys() | expected.keys() if given.get(name) != expected.get(name))
+            raise Refused(f"{odd[0]} is {_told(given.get(odd[0]))}, {_told(expected.get(odd[0]))} expected")
+        for name, value in reply.items():
+            if isinstance(value, Tensor | float) and not torch.isfinite(torch.as_tensor(value)).all():
+                raise Refused(f"{name} has numbers that are NaN or infinite")
+            if name == "n" and isinstance(value, int | float) and not 0 < value < 1e9:
+                raise Refused(f"n is {value:g}: it cannot have learnt from so many samples")
+
+
+def _asked(job: Job) -> str:
+    return f"{job.exchange} {sorted(kinds(job.message).items())}"
+
+
+def kinds(message: Mapping[str, Any]) -> dict[str, Kind]:
+    """Type and shape of all values; whole numbers pass as numbers."""
+    return {
+        name: (str(value.dtype), tuple(value.shape))
+        if isinstance(value, Tensor)
+        else ("number" if isinstance(value, int | float) else type(value).__name__, ())
+        for name, value in message.items()
+    }
+
+
+def _told(kind: Kind | None) -> str:
+    return f"{kind[0]} {list(kind[1])}" if kind and kind[1] else kind[0] if kind else "missing"
+
+
+def _made_up(setup: Setup, client: int) -> Any:
+    """A site on which a client has four samples of noise of every class, and a short training."""
+    site, classes = setup.site(), setup.federation.classes
+    rng = np.random.default_rng(0)
+    own = 4 * classes
+    x: Any = rng.integers(0, 256, (own, *setup.federation.shape)).astype(site.x.dtype)
+    rows = np.arange(own)
+    train, test = list(site.train), list(site.test)
+    train[client] = test[client] = rows
+    return replace(
+        site,
+        x=np.concatenate([x, site.x]),
+        y=np.concatenate([rows % classes, site.y]),
+        train=tuple(train),
+        test=tuple(test),
+        public=own + site.public,
+        training=replace(site.training, epochs=1, minibatches=min(1, site.training.minibatches)),
+        device="cpu",
+    )

@@ -1,0 +1,117 @@
+"""The gate: the only thing that the world can reach of a federation's server.
+
+Flower serves its whole interface on one port: what nodes need, but also the registering of keys, the submitting of
+apps (which is code that runs on every node) and the handing out of tasks. So Flower listens on loopback, and this
+small TLS proxy in front of it lets pass what a known node needs to do its work, and nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import ssl
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import uvicorn
+from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
+from google.protobuf.message import DecodeError
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+PASSED = (
+    "activate-node",
+    "deactivate-node",
+    "send-node-heartbeat",
+    "pull-messages",
+    "push-messages",
+    "get-run",
+    "get-fab",
+    "push-object",
+    "pull-object",
+    "confirm-message-received",
+)
+"""What a node does. Not among them: registering a key."""
+STAYS = {"host", "connection", "keep-alive", "transfer-encoding", "content-length", "upgrade", "te", "trailer"}
+"""Headers that belong to one connection."""
+TIMEOUT = 120.0
+
+
+class Gate:
+    """Passes calls of known nodes on to Flower."""
+
+    def __init__(self, inner: str, authority: Path, keys: Collection[bytes], most: int) -> None:
+        self.inner, self.keys, self.most = inner, frozenset(keys), most
+        self.trusted = ssl.create_default_context(cafile=str(authority))
+        self.pushed: dict[bytes, int] = {}
+        """Bytes that a node has sent since it last announced a message."""
+
+    def app(self) -> Starlette:
+        """The proxy as an ASGI app."""
+        routes = [Route(f"/v1/fleet/{name}", self.passed, methods=["POST"]) for name in PASSED]
+        return Starlette(routes=routes, lifespan=self._client)
+
+    @asynccontextmanager
+    async def _client(self, _: Starlette) -> AsyncIterator[None]:
+        async with httpx.AsyncClient(base_url=self.inner, verify=self.trusted, timeout=TIMEOUT) as self.client:
+            yield
+
+    async def passed(self, request: Request) -> Response:
+        """One call, if there is nothing wrong with it."""
+        try:
+            key = base64.b64decode(request.headers.get(FLEET_HTTP_PUBLIC_KEY_HEADER, ""), validate=True)
+        except (binascii.Error, ValueError):
+            key = b""
+        if key not in self.keys:
+            return PlainTextResponse("this key is not known here", 401)
+        body = bytearray()
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > self.most:
+                return PlainTextResponse(f"more than {self.most:,} bytes", 413)
+        refusal = self._refusal(request.url.path.rpartition("/")[2], key, bytes(body))
+        if refusal:
+            return refusal
+        headers = {name: value for name, value in request.headers.items() if name not in STAYS}
+        try:
+            answer = await self.client.post(request.url.path, content=bytes(body), headers=headers)
+        except httpx.HTTPError:
+            return PlainTextResponse("the server is not ready", 503)
+        kept = {name: value for name, value in answer.headers.items() if name not in STAYS | {"content-encoding"}}
+        return Response(answer.content, answer.status_code, kept)
+
+    def _refusal(self, name: str, key: bytes, body: bytes) -> Response | None:
+        if name == "push-messages":
+            # Flower checks who calls, but not in whose name the messages are.
+            try:
+                pushed = PushMessagesRequest.FromString(body)
+            except DecodeError:
+                return PlainTextResponse("not a message", 400)
+            if any(m.metadata.src_node_id != pushed.node.node_id for m in pushed.messages_list):
+                return PlainTextResponse("a message in another node's name", 403)
+            self.pushed[key] = 0
+        elif name == "push-object":
+            self.pushed[key] = self.pushed.get(key, 0) + len(body)
+            if self.pushed[key] > self.most:
+                return PlainTextResponse(f"a message of more than {self.most:,} bytes", 413)
+        return None
+
+
+def serve(gate: Gate, host: str, port: int, certificate: Path, key: Path) -> uvicorn.Server:
+    """A server that is ready to `run`."""
+    config = uvicorn.Config(
+        gate.app(),
+        host=host,
+        port=port,
+        ssl_certfile=str(certificate),
+        ssl_keyfile=str(key),
+        log_level="warning",
+        server_header=False,
+        access_log=False,
+    )
+    return uvicorn.Server(config)

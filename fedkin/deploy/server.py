@@ -1,0 +1,80 @@
+"""The server of a federation: Flower's SuperLink on loopback, the gate in front of it, and the run's own processes."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from fedkin.deploy import gate
+from fedkin.deploy.apps import FOLDER
+from fedkin.deploy.control import FLOWER, Control, write_connection
+from fedkin.deploy.folder import CA, LOOPBACK, public_keys
+from fedkin.deploy.programs import Programs, environment, free_port, last_words, listening
+from fedkin.deploy.terms import Terms
+from fedkin.errors import FedkinError
+
+STARTING = 60.0
+
+
+def run(folder: Path, listen: str, tell: Callable[[str], object]) -> None:
+    """Serve until we are told to stop; `listen` is the address that the gate listens on."""
+    folder = folder.resolve()
+    terms, keys = Terms.read(folder), public_keys(folder)
+    server, port = folder / "server", free_port()
+    if listening(terms.server.port, listen if listen != "0.0.0.0" else LOOPBACK):
+        raise FedkinError(f"somebody listens on port {terms.server.port} already: is the server running?")
+    log = server / "server.log"
+    env = environment(server / FLOWER, {FOLDER: str(folder)})
+    paths = {name: str(server / name) for name in ("server.crt", "server.key", CA, "secret")}
+    write_connection(folder, port)
+    with Programs() as programs:
+        programs.start(
+            [
+                *("flower-superlink", "--host", LOOPBACK, "--port", str(port), "--isolation", "process"),
+                *("--ssl-certfile", paths["server.crt"], "--ssl-keyfile", paths["server.key"]),
+                *("--ssl-ca-certfile", paths[CA], "--enable-supernode-auth"),
+                *("--superexec-auth-secret-file", paths["secret"], "--disable-runtime-dependency-installation"),
+                *("--database", str(server / "superlink.sqlite")),
+            ],
+            env,
+            log,
+        )
+        programs.wait_for(port, STARTING, log)
+        Control(folder, port).register(keys)
+        programs.start(
+            [
+                *("flower-superexec", "--runtime-api-address", f"{LOOPBACK}:{port}", "--root-certificates", paths[CA]),
+                *("--superexec-auth-secret-file", paths["secret"], "--parent-pid", str(os.getpid())),
+            ],
+            env,
+            log,
+        )
+        limit = most_bytes(terms)
+        front = gate.serve(
+            gate.Gate(f"https://{LOOPBACK}:{port}", server / CA, keys, limit),
+            listen,
+            terms.server.port,
+            server / "server.crt",
+            server / "server.key",
+        )
+        watcher = threading.Thread(target=_watch, args=(programs, front), daemon=True)
+        watcher.start()
+        tell(f"serving {len(keys)} clients on {listen}:{terms.server.port}; start a run with: fedkin start {folder}")
+        front.run()
+        if name := programs.ended():
+            raise FedkinError(f"{name} has ended: {last_words(log)}")
+
+
+def most_bytes(terms: Terms) -> int:
+    """The longest message that a client may send: sixteen models in double precision, and a mebibyte."""
+    return (1 << 20) + 16 * 8 * sum(p.numel() for p in terms.setup().module.parameters())
+
+
+def _watch(programs: Programs, front: gate.uvicorn.Server) -> None:
+    while not front.should_exit:
+        if programs.ended():
+            front.should_exit = True
+        time.sleep(0.5)
