@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from fedkin.cli import looking, plotting, reproducing, running, using
+from fedkin.cli import federating, looking, plotting, reproducing, running, using
 from fedkin.errors import FedkinError, Stopped
 
 app = typer.Typer(
@@ -28,6 +28,10 @@ app.command()(looking.presets)
 app.add_typer(looking.data, name="data")
 app.command()(plotting.plot)
 app.command()(reproducing.reproduce)
+app.add_typer(federating.federation, name="federation")
+app.command()(federating.server)
+app.command()(federating.client)
+app.command()(federating.start)
 app.command()(using.export)
 app.command()(using.predict)
 

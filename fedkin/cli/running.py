@@ -70,7 +70,7 @@ def run(
         setup = api.prepare(method, preset=preset, **settings)
         name = f"{Path(method).stem}-{setup.config.data_name}-s{setup.config.seed}"
         result = _simulate(setup, out or free_folder(name), method)
-    _tell(result)
+    tell(result)
     if as_json:
         print(json.dumps(result.summary()))
 
@@ -114,7 +114,8 @@ def _stoppable(path: Path) -> Iterator[None]:
         raise Stopped(f"stopped{hint}") from None
 
 
-def _tell(result: Result) -> None:
+def tell(result: Result) -> None:
+    """What came out, in a few lines."""
     console = Console(soft_wrap=True, highlight=False)
     score, (best_round, best) = result.score, result.best
     console.print(

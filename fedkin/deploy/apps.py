@@ -36,8 +36,9 @@ def server_app(file: str) -> ServerApp:
     def main(grid: Grid, context: Context) -> None:
         from fedkin.deploy.at_server import serve
         from fedkin.deploy.folder import public_keys
-        from fedkin.deploy.mail import ByFlower
+        from fedkin.deploy.mail import ByFlower, hurry
 
+        hurry()
         folder = Path(os.environ.get(FOLDER) or str(context.run_config["folder"]))
         out = folder / "runs" / str(context.run_config["run"])
         serve(ByFlower(grid), public_keys(folder), folder, out, Path(file).parent)

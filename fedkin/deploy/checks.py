@@ -30,12 +30,15 @@ class Replies:
     setup: Setup
     known: dict[str, dict[str, Kind]] = field(default_factory=dict)
     """What is sent in an exchange to what is replied, by the kinds of their values."""
+    private: dict[str, Any] = field(default_factory=dict)
+    """What the client made up here keeps to itself."""
 
     def expect(self, job: Job) -> None:
         """Find out what the reply to a job will look like, once for every kind of message."""
         if _asked(job) not in self.known:
             worker = Worker(_made_up(self.setup, job.client))
-            done = worker.local([replace(job, private={})], False)[0]
+            done = worker.local([replace(job, private=self.private)], False)[0]
+            self.private |= done.private
             self.known[_asked(job)] = kinds(done.reply)
 
     def check(self, reply: Message, job: Job) -> None:

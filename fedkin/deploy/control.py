@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,15 @@ def write_connection(folder: Path, port: int) -> None:
     lines = ["[superlink]", f'default = "{NAME}"', "", f"[superlink.{NAME}]", f'address = "{LOOPBACK}:{port}"']
     lines.append(f"root-certificates = {json.dumps(str((folder / 'server' / CA).resolve()))}")
     (home / "config.toml").write_text("\n".join(lines) + "\n", "utf-8")
+
+
+def inner_port(folder: Path) -> int:
+    """The port on loopback that the server's Flower listens on."""
+    try:
+        text = (folder / "server" / FLOWER / "config.toml").read_text("utf-8")
+        return int(tomllib.loads(text)["superlink"][NAME]["address"].rpartition(":")[2])
+    except (OSError, ValueError, KeyError):
+        raise FedkinError(f"the server of {folder} is not running: start it with fedkin server {folder}") from None
 
 
 class Control:
@@ -58,8 +68,7 @@ class Control:
 def submit(folder: Path, run: str) -> int:
     """Submit the federation's app; Flower's number of the run."""
     home = folder / "server" / FLOWER
-    if not (home / "config.toml").exists():
-        raise FedkinError(f"the server of {folder} is not running: start it with fedkin server {folder}")
+    inner_port(folder)
     args = [program("flwr"), "run", str(folder), NAME, "--run-config", f'run="{run}"', "--format", "json"]
     done = subprocess.run(args, env=environment(home), capture_output=True, text=True, check=False)
     for answer in _objects(done.stdout):

@@ -7,16 +7,19 @@ small TLS proxy in front of it lets pass what a known node needs to do its work,
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import ssl
-from collections.abc import AsyncIterator, Collection
+import time
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
 import uvicorn
-from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.proto.fleet_pb2 import PullMessagesResponse, PushMessagesRequest
+from flwr.proto.message_pb2 import PullObjectResponse
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
 from google.protobuf.message import DecodeError
 from starlette.applications import Starlette
@@ -40,6 +43,21 @@ PASSED = (
 STAYS = {"host", "connection", "keep-alive", "transfer-encoding", "content-length", "upgrade", "te", "trailer"}
 """Headers that belong to one connection."""
 TIMEOUT = 120.0
+HOLD, LOOK = 15.0, 0.1
+"""Seconds that a call is held at most, and between two looks; longer where many wait."""
+
+
+def _no_message(answer: bytes) -> bool:
+    return not PullMessagesResponse.FromString(answer).messages_list
+
+
+def _not_there_yet(answer: bytes) -> bool:
+    response = PullObjectResponse.FromString(answer)
+    return response.object_found and not response.object_available
+
+
+HELD: dict[str, Callable[[bytes], bool]] = {"pull-messages": _no_message, "pull-object": _not_there_yet}
+"""Calls that are held while this is true of the answer."""
 
 
 class Gate:
@@ -50,6 +68,8 @@ class Gate:
         self.trusted = ssl.create_default_context(cafile=str(authority))
         self.pushed: dict[bytes, int] = {}
         """Bytes that a node has sent since it last announced a message."""
+        self.held = 0
+        """Calls that are held at the moment."""
 
     def app(self) -> Starlette:
         """The proxy as an ASGI app."""
@@ -74,16 +94,35 @@ class Gate:
             body += chunk
             if len(body) > self.most:
                 return PlainTextResponse(f"more than {self.most:,} bytes", 413)
-        refusal = self._refusal(request.url.path.rpartition("/")[2], key, bytes(body))
+        name = request.url.path.rpartition("/")[2]
+        refusal = self._refusal(name, key, bytes(body))
         if refusal:
             return refusal
         headers = {name: value for name, value in request.headers.items() if name not in STAYS}
         try:
             answer = await self.client.post(request.url.path, content=bytes(body), headers=headers)
+            if name in HELD:
+                answer = await self._held(request, name, bytes(body), headers, answer)
         except httpx.HTTPError:
             return PlainTextResponse("the server is not ready", 503)
         kept = {name: value for name, value in answer.headers.items() if name not in STAYS | {"content-encoding"}}
         return Response(answer.content, answer.status_code, kept)
+
+    async def _held(
+        self, request: Request, name: str, body: bytes, headers: dict[str, str], answer: httpx.Response
+    ) -> httpx.Response:
+        """Hold a call until there is something to answer: a node that is told of nothing rests for 1 to 3 s."""
+        end = time.monotonic() + HOLD
+        self.held += 1
+        try:
+            while answer.status_code == 200 and HELD[name](answer.content):
+                await asyncio.sleep(max(LOOK, self.held * LOOK / 10))
+                if time.monotonic() > end or await request.is_disconnected():
+                    break
+                answer = await self.client.post(request.url.path, content=body, headers=headers)
+        finally:
+            self.held -= 1
+        return answer
 
     def _refusal(self, name: str, key: bytes, body: bytes) -> Response | None:
         if name == "push-messages":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -37,17 +38,17 @@ def run(client: ClientFolder, data: Path, device: str, threads: int, tell: Calla
         *("flower-supernode", "--superlink", client.server, "--root-certificates", str(client.file(CA))),
         *("--auth-supernode-private-key", str(client.file(KEY)), "--isolation", "process"),
         *("--host", LOOPBACK, "--port", str(port), "--superexec-auth-secret-file", str(client.file("secret"))),
-        *("--disable-runtime-dependency-installation", "--node-config"),
+        "--node-config",
         " ".join(f"{name}={json.dumps(value)}" for name, value in about.items()),
     ]
     worker = [
-        *("flower-superexec", "--runtime-api-address", f"{LOOPBACK}:{port}", "--insecure"),
+        *(sys.executable, "-m", "fedkin.deploy.warm", "--runtime-api-address", f"{LOOPBACK}:{port}"),
         *("--superexec-auth-secret-file", str(client.file("secret")), "--parent-pid", str(os.getpid())),
     ]
     with Programs() as programs:
         programs.start(node, env, log)
         programs.wait_for(port, STARTING, log)
-        programs.start(worker, env, log)
+        programs.start(worker, env, log, "the worker")
         tell(f"{client.name}: taking part in the federation of {client.server}; what happens is in {log}")
         while True:
             time.sleep(0.5)

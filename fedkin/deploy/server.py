@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import uvicorn
+
 from fedkin.deploy import gate
 from fedkin.deploy.apps import FOLDER
 from fedkin.deploy.control import FLOWER, Control, write_connection
@@ -73,7 +75,7 @@ def most_bytes(terms: Terms) -> int:
     return (1 << 20) + 16 * 8 * sum(p.numel() for p in terms.setup().module.parameters())
 
 
-def _watch(programs: Programs, front: gate.uvicorn.Server) -> None:
+def _watch(programs: Programs, front: uvicorn.Server) -> None:
     while not front.should_exit:
         if programs.ended():
             front.should_exit = True

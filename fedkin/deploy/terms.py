@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from fedkin import api
-from fedkin.config import Count, Positive, one_sentence
+from fedkin import api, methods
+from fedkin.config import Config, Count, Positive, one_sentence
 from fedkin.data.dataset import Dataset, Split
-from fedkin.data.federation import Federation
+from fedkin.data.federation import Federation, is_folder
 from fedkin.data.folder import read_own
 from fedkin.errors import FedkinError
 from fedkin.schedule import Latency, schedule
@@ -24,6 +24,10 @@ from fedkin.setup import Setup
 FILE = "settings.toml"
 Public = tuple[npt.NDArray[Any], npt.NDArray[np.int64]]
 """Samples [n, *shape] and labels [n]."""
+SPELLED = ("rounds", "join", "schedule", "late", "epochs", "batch", "lr", "seed", "evaluate_every")
+"""Settings that a settings file shows even where they are the default."""
+SIMULATED = ("judge_union", "judge_local", "public", "partition", "data", "clients", "pool")
+"""Settings that only a simulation can follow."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
@@ -114,13 +118,24 @@ class Terms(Plain):
                 lines += [f"{key} = {json.dumps(value)}\n" for key, value in table.items() if value is not None]
         return "".join(lines)
 
+    def complete(self, base: Path | None = None) -> Terms:
+        """The same terms with every setting that matters spelled out, as the method and its paper have it."""
+        method = str(self.run.get("method", "fedavg"))
+        cls = methods.method_class(str(base / Path(method).name) if base and ":" in method else method)
+        defaults = {name: Config.model_fields[name].default for name in SPELLED} | dict(cls.defaults)
+        shown = {k: v for k, v in defaults.items() if v is not None and k not in SIMULATED}
+        run = {"method": method, **shown, **self.run}
+        whole = self.model_copy(update={"run": run})
+        config = whole.setup(base).config
+        return whole.model_copy(update={"run": run | {"model": config.model, "set": config.set}})
+
     def setup(self, base: Path | None = None, public: Public | None = None) -> Setup:
         """All parts of a run, but for the clients' samples; a method's own file is looked for in `base`."""
-        settings = {"checkpoint_every": 1, "vectorize": "off", **self.run}
+        settings = {"checkpoint_every": 1, "vectorize": "off", "public": 0.0, **self.run}
         method = str(settings.pop("method", "fedavg"))
         if base and ":" in method:
             method = str(base / Path(method).name)
-        for name in ("judge_union", "judge_local", "public", "partition", "data", "clients"):
+        for name in SIMULATED:
             if settings.get(name):
                 raise FedkinError(f"run.{name} is for simulations: no party of a real federation could do it")
         setup = api.prepare(method, data=Elsewhere.named(self, public), **settings)
@@ -128,6 +143,15 @@ class Terms(Plain):
         if isinstance(planned, Latency) and planned.trace:
             raise FedkinError("run.schedule: a real federation has its own delays, so it takes first or window only")
         return setup
+
+
+def samples_like(data: str) -> dict[str, Any]:
+    """What samples look like in a dataset or a folder of clients."""
+    found = (
+        Federation.from_folder(data) if is_folder(data) else Federation.of(Config(data=data, partition="iid"))
+    ).data
+    described = {"shape": found.x.shape[1:], "pixels": found.x.dtype == np.uint8, "classes": found.classes}
+    return described | {"mean": found.mean, "std": found.std}
 
 
 class Elsewhere(Federation):
