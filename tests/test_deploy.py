@@ -70,6 +70,9 @@ class ByHand:
         self.waiting[id] = (there, Came(id, node, self.tamper(name, reply)))
         return id
 
+    def refused(self) -> list[tuple[bytes, str]]:
+        return []
+
     def answers(self, ids: Iterable[str]) -> list[Came]:
         there = [k for k in ids if k in self.waiting and self.waiting[k][0] <= time.monotonic()]
         return [self.waiting.pop(k)[1] for k in there]

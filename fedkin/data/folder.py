@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from fedkin.data.dataset import Dataset
+from fedkin.data.dataset import Dataset, Split
 from fedkin.data.sources.images import SUFFIXES
 from fedkin.data.sources.pixels import Pixels, decode, read_npz, statistics
 from fedkin.errors import FedkinError
+from fedkin.runs.files import make_folder, write_whole
 
 EXPECTED = "class folders of images (png, jpg, jpeg, bmp), .npz files with x and y, or .csv files"
 GREY = {"1", "L", "LA"}
@@ -76,6 +78,17 @@ def read_folder(path: Path, size: int | None = None) -> Dataset:
         owner=np.repeat([owners.index(piece.client) for piece in pieces], lengths).astype(np.int64),
         owners=owners,
     )
+
+
+def write_folder(data: Dataset, split: Split, path: Path) -> None:
+    """Write a folder for each client with train.npz and test.npz, as `read_folder` reads them."""
+    names = np.array(data.classes)
+    for client, train, test in zip(split.names, split.train, split.test, strict=True):
+        make_folder(path / client)
+        for part, rows in (("train", train), ("test", test)):
+            with io.BytesIO() as buffer:
+                np.savez_compressed(buffer, x=data.x[rows], y=names[data.y[rows]])
+                write_whole(path / client / f"{part}.npz", buffer.getvalue())
 
 
 def read_own(

@@ -13,6 +13,10 @@ FOLDER = "FEDKIN_FEDERATION"
 """Environment variable with a federation's folder, for the server's app."""
 
 
+REFUSALS = "refusals.jsonl"
+"""Where the gate notes whom it has sent away."""
+
+
 def client_app(file: str) -> ClientApp:
     """The app of a client; `file` is that of the app in the federation's folder, beside which a method may lie."""
     app = ClientApp()
@@ -41,6 +45,6 @@ def server_app(file: str) -> ServerApp:
         hurry()
         folder = Path(os.environ.get(FOLDER) or str(context.run_config["folder"]))
         out = folder / "runs" / str(context.run_config["run"])
-        serve(ByFlower(grid), public_keys(folder), folder, out, Path(file).parent)
+        serve(ByFlower(grid, folder / "server" / REFUSALS), public_keys(folder), folder, out, Path(file).parent)
 
     return app

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import json
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Collection
@@ -26,6 +27,8 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
+
+from fedkin.runs.files import append_line
 
 PASSED = (
     "activate-node",
@@ -63,8 +66,8 @@ HELD: dict[str, Callable[[bytes], bool]] = {"pull-messages": _no_message, "pull-
 class Gate:
     """Passes calls of known nodes on to Flower."""
 
-    def __init__(self, inner: str, authority: Path, keys: Collection[bytes], most: int) -> None:
-        self.inner, self.keys, self.most = inner, frozenset(keys), most
+    def __init__(self, inner: str, authority: Path, keys: Collection[bytes], most: int, refusals: Path) -> None:
+        self.inner, self.keys, self.most, self.refusals = inner, frozenset(keys), most, refusals
         self.trusted = ssl.create_default_context(cafile=str(authority))
         self.pushed: dict[bytes, int] = {}
         """Bytes that a node has sent since it last announced a message."""
@@ -93,7 +96,7 @@ class Gate:
         async for chunk in request.stream():
             body += chunk
             if len(body) > self.most:
-                return PlainTextResponse(f"more than {self.most:,} bytes", 413)
+                return self._too_long(key)
         name = request.url.path.rpartition("/")[2]
         refusal = self._refusal(name, key, bytes(body))
         if refusal:
@@ -137,8 +140,13 @@ class Gate:
         elif name == "push-object":
             self.pushed[key] = self.pushed.get(key, 0) + len(body)
             if self.pushed[key] > self.most:
-                return PlainTextResponse(f"a message of more than {self.most:,} bytes", 413)
+                return self._too_long(key)
         return None
+
+    def _too_long(self, key: bytes) -> Response:
+        why = f"more than {self.most:,} bytes"
+        append_line(self.refusals, json.dumps({"key": base64.b64encode(key).decode(), "why": why}))
+        return PlainTextResponse(why, 413)
 
 
 def serve(gate: Gate, host: str, port: int, certificate: Path, key: Path) -> uvicorn.Server:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import time
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +27,15 @@ def wrapped(letter: bytes) -> RecordDict:
 
 
 class ByFlower:
-    """Carries letters by Flower's Grid."""
+    """Carries letters by Flower's Grid; `refusals` is where the gate notes whom it has sent away."""
 
-    def __init__(self, grid: Grid) -> None:
-        self.grid = grid
+    def __init__(self, grid: Grid, refusals: Path | None = None) -> None:
+        self.grid, self.refusals = grid, refusals
+        self._read = refusals.stat().st_size if refusals and refusals.exists() else 0
+        # Flower waits for an answer that is announced and does not come: nobody else must wait with it.
+        self._pool = ThreadPoolExecutor(max_workers=64, thread_name_prefix="answers")
+        self._asked: dict[str, Future[list[Message]]] = {}
+        self._next: dict[str, float] = {}
 
     def online(self) -> dict[bytes, int]:
         """The public keys of the nodes that are there, and their ids."""
@@ -39,7 +48,30 @@ class ByFlower:
 
     def answers(self, ids: Iterable[str]) -> list[Came]:
         """What has come back."""
-        return [_came(message) for message in self.grid.pull_messages(list(ids))]
+        wanted, came = list(ids), []
+        rest = max(0.1, len(wanted) / 100)
+        for id in wanted:
+            if id not in self._asked and time.monotonic() >= self._next.get(id, 0.0):
+                self._asked[id] = self._pool.submit(self._pull, id)
+        for id in [id for id, asked in self._asked.items() if asked.done()]:
+            messages = self._asked.pop(id).result()
+            self._next[id] = time.monotonic() + rest
+            came += [_came(message) for message in messages]
+        return came
+
+    def _pull(self, id: str) -> list[Message]:
+        return list(self.grid.pull_messages([id]))
+
+    def refused(self) -> list[tuple[bytes, str]]:
+        """Whom the gate has sent away since this was last asked: their public keys, and why."""
+        if not self.refusals or not self.refusals.exists():
+            return []
+        with self.refusals.open() as file:
+            file.seek(self._read)
+            lines = file.readlines()
+            self._read = file.tell()
+        told = [json.loads(line) for line in lines]
+        return [(base64.b64decode(each["key"]), each["why"]) for each in told]
 
 
 def _came(message: Message) -> Came:

@@ -43,6 +43,9 @@ class Carrier(Protocol):
     def answers(self, ids: Iterable[str]) -> Iterable[Came]:
         """What has come back for some letters."""
 
+    def refused(self) -> Iterable[tuple[bytes, str]]:
+        """Whose answers were not let through since this was last asked: their public keys, and why."""
+
 
 @dataclass(eq=False)
 class Letter:
@@ -112,6 +115,10 @@ class Post:
             if letter.id is None and now >= letter.not_before and letter.job.client in self._nodes:
                 self._push(letter)
         self._pull()
+        for key, why in self.carrier.refused():
+            for letter in self.out:
+                if letter.end is None and self.keys.get(key) == letter.job.client and letter.id:
+                    self._lose(letter, f"refused: {why}")
         for letter in self.out:
             if letter.end is None and now - letter.begin > self.patience:
                 self._lose(letter, f"no answer for {self.patience:g} s")

@@ -11,7 +11,7 @@ from pathlib import Path
 import uvicorn
 
 from fedkin.deploy import gate
-from fedkin.deploy.apps import FOLDER
+from fedkin.deploy.apps import FOLDER, REFUSALS
 from fedkin.deploy.control import FLOWER, Control, write_connection
 from fedkin.deploy.folder import CA, LOOPBACK, public_keys
 from fedkin.deploy.programs import Programs, environment, free_port, last_words, listening
@@ -56,15 +56,14 @@ def run(folder: Path, listen: str, tell: Callable[[str], object]) -> None:
         )
         limit = most_bytes(terms)
         front = gate.serve(
-            gate.Gate(f"https://{LOOPBACK}:{port}", server / CA, keys, limit),
+            gate.Gate(f"https://{LOOPBACK}:{port}", server / CA, keys, limit, server / REFUSALS),
             listen,
             terms.server.port,
             server / "server.crt",
             server / "server.key",
         )
-        watcher = threading.Thread(target=_watch, args=(programs, front), daemon=True)
-        watcher.start()
-        tell(f"serving {len(keys)} clients on {listen}:{terms.server.port}; start a run with: fedkin start {folder}")
+        ready = f"serving {len(keys)} clients on {listen}:{terms.server.port}; start a run with: fedkin start {folder}"
+        threading.Thread(target=_watch, args=(programs, front, lambda: tell(ready)), daemon=True).start()
         front.run()
         if name := programs.ended():
             raise FedkinError(f"{name} has ended: {last_words(log)}")
@@ -75,8 +74,13 @@ def most_bytes(terms: Terms) -> int:
     return (1 << 20) + 16 * 8 * sum(p.numel() for p in terms.setup().module.parameters())
 
 
-def _watch(programs: Programs, front: uvicorn.Server) -> None:
+def _watch(programs: Programs, front: uvicorn.Server, ready: Callable[[], object]) -> None:
+    """Say when the gate is open, and close it when a program has ended."""
+    told = False
     while not front.should_exit:
+        if front.started and not told:
+            ready()
+            told = True
         if programs.ended():
             front.should_exit = True
-        time.sleep(0.5)
+        time.sleep(0.1)
