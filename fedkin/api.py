@@ -73,6 +73,8 @@ def resume(
     for name in where:
         if name not in WHERE:
             raise FedkinError(f"{name} cannot change when a run is resumed: only {', '.join(WHERE)} can")
+    if "terms" in run_folder.about:
+        raise FedkinError(f"{folder} is a run of a real federation: go on with it by fedkin start DIR --resume RUN")
     config = run_folder.config
     settings = config.model_dump() | {name: value for name, value in where.items() if value is not None}
     hyper = settings.pop("set")

@@ -35,7 +35,7 @@ def _about() -> None:
     """Make the folder of a real federation, whose clients keep their data."""
 
 
-@takes("Training")
+@takes("Training", "Judging")
 def init(
     folder: Annotated[Path, typer.Argument(help="Folder to write to; it must be empty or new.")],
     clients: Annotated[str, typer.Option(help="Names of the clients, with commas between them.")],

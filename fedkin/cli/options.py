@@ -33,6 +33,7 @@ PANELS = {
     ),
     "Where it runs": ("engine", "workers", "ray_address", "device", "vectorize"),
     "Output": ("judge_local", "judge_union", "evaluate_every", "checkpoint_every"),
+    "Judging": ("test_ratio", "evaluate_every"),
     "Split": ("partition", "clients", "test_ratio", "pool", "seed"),
 }
 Json = Annotated[

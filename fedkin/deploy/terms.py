@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -142,7 +143,7 @@ class Terms(Plain):
         planned = schedule(setup.config.schedule, len(self.clients), setup.config.seed)
         if isinstance(planned, Latency) and planned.trace:
             raise FedkinError("run.schedule: a real federation has its own delays, so it takes first or window only")
-        return setup
+        return replace(setup, config=setup.config.model_copy(update={"data": "federation"}))
 
 
 def samples_like(data: str) -> dict[str, Any]:
