@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from fedkin.cli import federating, looking, plotting, reproducing, running, using
+from fedkin.cli import federating, looking, plotting, reproducing, running, studying, using
 from fedkin.errors import FedkinError, Stopped
 
 app = typer.Typer(
@@ -28,6 +28,7 @@ app.command()(looking.presets)
 app.add_typer(looking.data, name="data")
 app.command()(plotting.plot)
 app.command()(reproducing.reproduce)
+app.command()(studying.study)
 app.add_typer(federating.federation, name="federation")
 app.command()(federating.server)
 app.command()(federating.client)

@@ -5,15 +5,12 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Mapping
-from dataclasses import fields
 from functools import cache
 from importlib.metadata import entry_points
-from typing import Any, get_type_hints
+from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
-from fedkin.config import one_sentence
 from fedkin.errors import FedkinError, unknown
+from fedkin.fields import filled
 from fedkin.loading import object_from_file
 from fedkin.method import Method
 
@@ -48,24 +45,4 @@ def method_class(name: str) -> type[Method]:
 
 def make(name: str, settings: Mapping[str, Any] | None = None) -> Method:
     """A method with hyper-parameters. Text values, as from a command line, are read by their field's type."""
-    cls = method_class(name)
-    hints = get_type_hints(cls, include_extras=True)
-    known = [field.name for field in fields(cls)]
-    values: dict[str, Any] = {}
-    for key, value in (settings or {}).items():
-        if key not in known:
-            if not known:
-                raise FedkinError(f"method {name!r} has no hyper-parameters, but {key!r} was given")
-            raise unknown(f"hyper-parameter of {name}", key, known)
-        try:
-            values[key] = _read(TypeAdapter(hints[key]), value)
-        except ValidationError as error:
-            raise FedkinError(one_sentence(error, f"{name}'s {key}")) from None
-    return cls(**values)
-
-
-def _read(kind: TypeAdapter[Any], value: Any) -> Any:
-    """A value of the field's kind; text may also be JSON, for lists."""
-    if isinstance(value, str) and value.startswith("["):
-        return kind.validate_json(value)
-    return kind.validate_python(value)
+    return filled(method_class(name), settings or {}, name, "hyper-parameter")
