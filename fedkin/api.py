@@ -21,7 +21,7 @@ from fedkin.engine import shared_workers
 from fedkin.errors import FedkinError, unknown
 from fedkin.layout import Layout
 from fedkin.method import Method
-from fedkin.result import Result
+from fedkin.result import Models, Result
 from fedkin.runs.folder import RunFolder, refuse_full
 from fedkin.runs.mixing import MixingRecord
 from fedkin.schedule import from_anywhere, schedule
@@ -90,19 +90,20 @@ def resume(
     return simulate(setup, run_folder, watch)
 
 
-def load(folder: str | Path) -> Result:
-    """What came out of a finished run, read from its folder."""
+def load(folder: str | Path, finished: bool = True) -> Result:
+    """What came out of a run, read from its folder; one that need not be `finished` comes without its models."""
     run_folder = RunFolder.open(Path(folder))
     config, about = run_folder.config, run_folder.about
     return Result(
         config=config,
         method=config.method,
         history=run_folder.history(),
-        models=run_folder.models(),
+        models=run_folder.models() if finished else Models(torch.zeros(0, 0), []),
         client_names=tuple(about["clients"]),
         seconds=run_folder.seconds(),
         folder=run_folder.path,
         record=MixingRecord(run_folder.path),
+        label_counts=about.get("label_counts"),
     )
 
 
@@ -234,6 +235,7 @@ def describe(setup: Setup) -> dict[str, Any]:
         "std": list(data.std),
         "classes": list(data.classes),
         "clients": list(setup.federation.split.names),
+        "label_counts": setup.federation.label_counts,
         "train_samples": [len(rows) for rows in setup.federation.split.train],
         "test_samples": [len(rows) for rows in setup.federation.split.test],
     }

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedkin.errors import FedkinError, unknown
 
-WHERE = ("engine", "workers", "ray_address", "device")
+WHERE = ("engine", "workers", "ray_address", "device", "tensorboard")
 """Settings that say where a run happens. They may change when it is resumed: the result does not."""
 
 SHARED = ("rounds", "join", "epochs", "minibatches", "batch", "schedule", "late")
@@ -112,6 +112,9 @@ class Config(BaseModel):
     """Rounds between evaluations; the last round is always evaluated."""
     checkpoint_every: Count = 10
     """Rounds between checkpoints."""
+
+    tensorboard: bool = False
+    """Also write a TensorBoard log into the run folder."""
 
     engine: Literal["auto", "inline", "processes", "ray"] = "auto"
     """Where local work runs: inline, processes, ray, or auto, which takes processes where they pay."""

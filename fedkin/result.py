@@ -122,6 +122,8 @@ class Result:
     seconds: float
     folder: Path | None = None
     record: MixingRecord | None = None
+    label_counts: list[list[int]] | None = None
+    """[N, K] training samples of each class that each client has; None where only the clients know."""
 
     def mixing(self, round: int) -> Mixing:
         """Who learnt from whom: for each block of columns a matrix [N, N] whose row i makes up client i's model."""

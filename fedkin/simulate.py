@@ -7,7 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -287,6 +287,7 @@ class Simulation:
             seconds=seconds,
             folder=folder.path if folder else None,
             record=self.mixing,
+            label_counts=self.setup.federation.label_counts,
         )
 
     def checkpoint(self) -> Checkpoint:
@@ -332,17 +333,25 @@ def play(
         else:
             simulation.mixing.forget_after(0)
         history, seconds = folder.history(), folder.seconds()
-    while simulation.state.round < config.rounds:
-        happened, timing = simulation.round()
-        history.append(happened)
-        seconds += sum(timing.values())
-        if folder:
-            folder.add(happened, timing)
-            if happened.round % config.checkpoint_every == 0 or happened.round == config.rounds:
-                folder.checkpoint(simulation.checkpoint())
-        if watch:
-            watch(happened, seconds)
+    with _logged(folder, len(history)) if folder and config.tensorboard else nullcontext() as log:
+        while simulation.state.round < config.rounds:
+            happened, timing = simulation.round()
+            history.append(happened)
+            seconds += sum(timing.values())
+            if folder:
+                folder.add(happened, timing)
+                if happened.round % config.checkpoint_every == 0 or happened.round == config.rounds:
+                    folder.checkpoint(simulation.checkpoint())
+            for watcher in (watch, log):
+                if watcher:
+                    watcher(happened, seconds)
     return history, seconds
+
+
+def _logged(folder: RunFolder, last: int) -> AbstractContextManager[Watch]:
+    from fedkin.report.tensorboard import logged  # an extra, and it needs this module
+
+    return logged(folder.path, last)
 
 
 @contextmanager

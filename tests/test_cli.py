@@ -103,6 +103,7 @@ def test_run_takes_every_setting_as_an_option() -> None:
         "judge_union": True,
         "evaluate_every": 2,
         "checkpoint_every": 2,
+        "tensorboard": True,
         "engine": "inline",
         "ray_address": "nowhere:1",
         "workers": 1,

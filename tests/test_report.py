@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from statistics import fmean, stdev
@@ -13,9 +14,12 @@ import pytest
 import torch
 from rich.console import Console
 
+import fedkin
 from fedkin.config import Config
-from fedkin.report import figures, html, summary
-from fedkin.result import Models, Result, Round
+from fedkin.errors import FedkinError
+from fedkin.report import charts, figures, html, summary
+from fedkin.result import Ended, Models, Result, Round
+from fedkin.runs.mixing import MixingRecord
 from fedkin.scores import OWN, UNION, Score
 
 CLIENTS = 20
@@ -242,31 +246,112 @@ def test_the_report_tells_every_setting_of_every_run(results: dict[str, list[Res
 
 
 def test_the_curves_are_those_of_the_results(results: dict[str, list[Result]]) -> None:
-    curves = [trace for trace in html._curves(results).data if trace.name]
+    curves = [trace for trace in charts.curves(results).data if trace.name]
     assert [trace.name for trace in curves] == ["fedavg", "kin"]
     assert list(curves[0].x) == [2, 4, 6]
     assert list(curves[0].y) == pytest.approx([fmean(map(mean, pair)) for pair in ((30, 30), (60, 62), (50, 58))])
-    (points, _) = html._clients(results).data
-    assert list(points.y) == pytest.approx([100 * (50 + i) / (100 + i) for i in range(CLIENTS)])
-    assert list(points.x) == [f"client-{i:02d}" for i in range(CLIENTS)]
 
 
-def test_names_that_look_like_numbers_stay_names() -> None:
-    numbered = result("kin", [70], names=[str(100 - i) for i in range(CLIENTS)])
-    assert html._clients({"kin": [numbered]}).layout.xaxis.type == "category"
+def test_clients_stand_from_worst_to_best_and_beside_fedavg(results: dict[str, list[Result]]) -> None:
+    ours, theirs, beside, line = charts.clients(results).data
+    each = [fmean(100 * (a + i) / (100 + i) for a in (50, 58)) for i in range(CLIENTS)]
+    assert list(ours.y) == pytest.approx(sorted(each))
+    assert list(ours.text) == [f"client-{i:02d}" for i in np.argsort(each)]
+    assert list(beside.x) == pytest.approx(each)
+    assert list(beside.y) == pytest.approx([fmean(100 * (a + i) / (100 + i) for a in (70, 76)) for i in range(CLIENTS)])
+    assert list(theirs.y) == pytest.approx(sorted(beside.y))
+    assert list(line.x) == list(line.y)
+
+
+def test_bytes_and_seconds_are_those_of_the_runs(results: dict[str, list[Result]]) -> None:
+    sent, took = charts.costs(results).data
+    assert list(sent.y) == [4.5, 4.5]
+    assert list(took.y) == [15.0, 15.0]
+
+
+def mixed(rounds: dict[int, dict[str, np.ndarray]], **more: object) -> Result:
+    """A run with given mixing matrices."""
+    record = MixingRecord(None)
+    for k, blocks in rounds.items():
+        record.add(k, {name: torch.from_numpy(m) for name, m in blocks.items()})
+    clients = len(next(iter(rounds[min(rounds)].values())))
+    run = result("kin", [70])
+    return replace(run, record=record, client_names=tuple(f"c{i}" for i in range(clients)), **more)
+
+
+def two_families(own: float) -> np.ndarray:
+    """Even clients learn from even ones and odd from odd ones."""
+    kin = np.array([[float(i % 2 == j % 2) for j in range(6)] for i in range(6)]) / 3
+    return own * np.eye(6) + (1 - own) * kin
+
+
+def test_clients_that_are_kin_stand_side_by_side_with_a_step_for_every_round_that_changed() -> None:
+    counts = [[10, 0] if i % 2 else [0, 10] for i in range(6)]
+    run = mixed({1: {"body": two_families(0.9)}, 4: {"body": two_families(0.1)}}, label_counts=counts)
+    figure = charts.kin(run)
+    assert figure is not None
+    body, overlap = figure.data
+    order = [int(name[1:]) for name in body.x]
+    assert {frozenset(order[:3]), frozenset(order[3:])} == {frozenset({0, 2, 4}), frozenset({1, 3, 5})}
+    np.testing.assert_allclose(body.z, two_families(0.1)[np.ix_(order, order)], atol=1e-4)
+    np.testing.assert_allclose(overlap.z, [[float(i % 2 == j % 2) for j in order] for i in order], atol=1e-6)
+    (slider,) = figure.layout.sliders
+    assert [step.label for step in slider.steps] == ["1", "4"]
+    np.testing.assert_allclose(slider.steps[0].args[0]["z"][0], two_families(0.9)[np.ix_(order, order)], atol=1e-4)
+
+
+def test_blocks_that_are_mixed_alike_are_one_and_layers_tell_what_is_a_clients_own() -> None:
+    run = mixed({1: {"conv1": two_families(0.5), "conv2": two_families(0.5), "classifier": np.eye(6)}})
+    assert list(charts.matrices(run)[1]) == ["conv1 … conv2", "classifier"]
+    figure = charts.layers(run)
+    assert figure is not None
+    np.testing.assert_allclose(figure.data[0].y, [0.5 + 0.5 / 3] * 2 + [1.0])
+    assert charts.kin(result("kin", [70])) is None
+
+
+def test_groups_are_clients_that_share_a_model() -> None:
+    assert charts.groups(mixed({1: {"body": two_families(0.0)}})) == [["c0", "c2", "c4"], ["c1", "c3", "c5"]]
+    assert charts.groups(mixed({1: {"body": two_families(0.5)}})) == []
+    assert charts.groups(mixed({1: {"body": np.full((6, 6), 1 / 6)}})) == []
+
+
+def test_a_timeline_has_a_bar_for_every_task() -> None:
+    run = result("kin", [70])
+    tasks = [Ended(0, 1, 0.0, 1.0, "in time"), Ended(3, 1, 0.0, 2.5, "late")]
+    run.history[0].tasks.extend(tasks)
+    figure = charts.timeline(run)
+    assert figure is not None
+    assert [(bar.name, list(bar.base), list(bar.x), list(bar.y)) for bar in figure.data] == [
+        ("in time", [0.0], [1.0], ["client-00"]),
+        ("late", [0.0], [2.5], ["client-03"]),
+    ]
+    assert charts.timeline(result("kin", [70])) is None
+
+
+def test_the_similarity_figure_shows_the_round_that_was_asked_for(tmp_path: Path) -> None:
+    run = mixed({1: {"body": two_families(0.9)}, 4: {"body": two_families(0.1)}})
+    early, late = (figures.similarity(run, k).axes[0].images[0].get_array() for k in (2, None))
+    assert early is not None
+    assert late is not None
+    assert early.max() == pytest.approx(0.9 + 0.1 / 3)
+    assert late.max() == pytest.approx(0.1 + 0.9 / 3)
+    figures.similarity(run).savefig(tmp_path / "x.png")
+    with pytest.raises(FedkinError, match="mixes nothing"):
+        figures.similarity(result("kin", [70]))
 
 
 def test_the_report_needs_nothing_from_anywhere(results: dict[str, list[Result]], tmp_path: Path) -> None:
     seen = page(results, tmp_path)
     assert {tag for tag, _ in seen.tags} <= {
         *("html", "head", "meta", "title", "style", "script", "body", "h1", "h2", "p", "table", "tr", "th"),
-        *("td", "div", "details", "summary", "pre"),
+        *("td", "div", "details", "summary", "pre", "nav", "a", "h3"),
     }
     for tag, attributes in seen.tags:
-        assert not {"src", "href", "action", "data", "srcset", "background"} & attributes.keys(), tag
+        assert not {"src", "action", "data", "srcset", "background"} & attributes.keys(), tag
+        assert attributes.get("href", "#").startswith("#"), "links lead to places on the page"
     assert not re.search(r"@import|url\(", "".join(seen.words))
     assert max(map(len, seen.scripts)) > 1_000_000, "the library that draws is part of the page"
-    assert sum("Plotly.newPlot" in script for script in seen.scripts[1:]) == 2
+    assert sum("Plotly.newPlot" in script for script in seen.scripts[1:]) == 3
 
 
 HOSTILE = "<script>alert(1)</script>"
@@ -288,6 +373,26 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
 def test_names_are_not_taken_for_html_by_the_figures() -> None:
     names = ['<a href="http://elsewhere">x</a>', *(f"client-{i}" for i in range(1, CLIENTS))]
     results = {"<b>kin</b>": [result("kin", [70], names=names)]}
-    (points,) = html._clients(results).data
-    assert points.x[0] == "&lt;a href=&quot;http://elsewhere&quot;&gt;x&lt;/a&gt;"
-    assert points.name == html._curves(results).data[0].name == "&lt;b&gt;kin&lt;/b&gt;"
+    (points,) = charts.clients(results).data
+    assert "&lt;a href=&quot;http://elsewhere&quot;&gt;x&lt;/a&gt;" in points.text
+    assert points.name == charts.curves(results).data[0].name == "&lt;b&gt;kin&lt;/b&gt;"
+
+
+# tensorboard
+
+
+def test_a_tensorboard_log_has_the_accuracy_of_every_round(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX", reason="TensorBoard logs need the extra tensorboard")
+    from tensorboardX.proto.event_pb2 import Event
+
+    run = fedkin.run("fedavg", rounds=3, clients=4, epochs=1, tensorboard=True, out=tmp_path / "run")
+    [path] = (tmp_path / "run/tensorboard").iterdir()
+    content, at, seen = path.read_bytes(), 0, {}
+    while at < len(content):  # records: length, its checksum, an event, its checksum
+        length = int.from_bytes(content[at : at + 8], "little")
+        event = Event.FromString(content[at + 12 : at + 12 + length])
+        at += 12 + length + 4
+        seen |= {(event.step, value.tag): value.simple_value for value in event.summary.value}
+    for r in run.history:
+        assert seen[r.round, "accuracy/global_own"] == pytest.approx(r.scores[0].headline)
+        assert seen[r.round, "bytes/up"] == r.bytes_up

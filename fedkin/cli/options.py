@@ -32,7 +32,7 @@ PANELS = {
         *("model", "classifier", "seed", "dtype", "finetune_steps", "finetune_lr", "finetune_batch"),
     ),
     "Where it runs": ("engine", "workers", "ray_address", "device", "vectorize"),
-    "Output": ("judge_local", "judge_union", "evaluate_every", "checkpoint_every"),
+    "Output": ("judge_local", "judge_union", "evaluate_every", "checkpoint_every", "tensorboard"),
     "Judging": ("test_ratio", "evaluate_every"),
     "Split": ("partition", "clients", "test_ratio", "pool", "seed"),
 }

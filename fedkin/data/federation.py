@@ -66,6 +66,12 @@ class Federation:
         return len(self.data.classes)
 
     @cached_property
+    def label_counts(self) -> list[list[int]] | None:
+        """[N, K] training samples of each class that each client has."""
+        rows = self.split.train
+        return [np.bincount(self.data.y[own], minlength=self.classes).tolist() for own in rows]
+
+    @cached_property
     def fingerprint(self) -> str:
         """Differs when any sample, its label, owner or scale differs; a resumed run compares it."""
         digest = hashlib.blake2b(digest_size=8)

@@ -161,6 +161,10 @@ class Elsewhere(Federation):
     def __post_init__(self) -> None:
         pass
 
+    @property
+    def label_counts(self) -> None:
+        """Nobody knows them but the clients."""
+
     @staticmethod
     def named(terms: Terms, public: Public | None = None) -> Elsewhere:
         """As many clients as the terms name, and what is known of their samples."""

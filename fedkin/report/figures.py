@@ -38,6 +38,35 @@ def curves(results: Sequence[Result], against: Literal["rounds", "time"] = "roun
     return figure
 
 
+def similarity(result: Result, round: int | None = None) -> Figure:
+    """Who learns from whom after a round, block by block, beside the overlap of labels; clients that are kin adjoin."""
+    from fedkin.report import charts
+
+    found = charts.matrices(result, round)
+    if not found:
+        raise FedkinError(f"{result.method} mixes nothing, or does not say what")
+    at = max(found)
+    blocks, overlap = found[at], charts.label_overlap(result)
+    order = charts.order_for(blocks, overlap)
+    panels = [(name, matrix, "Blues", float(matrix.max())) for name, matrix in blocks.items()]
+    if overlap is not None:
+        panels.append(("overlap of labels", overlap, "Greens", 1.0))
+    figure = Figure(figsize=(0.6 + 3.2 * len(panels), 3.9), layout="constrained")
+    for k, (axes, (name, matrix, colours, most)) in enumerate(
+        zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True)
+    ):
+        image = axes.imshow(matrix[np.ix_(order, order)], cmap=colours, vmin=0, vmax=most or 1.0)
+        axes.set_title(name, fontsize=10)
+        few = len(order) <= 30
+        names = [result.client_names[i] for i in order] if few else []
+        ticks = range(len(order)) if few else []
+        axes.set_xticks(ticks, names, rotation=90, fontsize=6)
+        axes.set_yticks(ticks if k == 0 else [], names if k == 0 else [], fontsize=6)
+        figure.colorbar(image, ax=axes, shrink=0.7, aspect=25)
+    figure.suptitle(f"{result.method}, round {at}: row i is what client i's model is made of", fontsize=10)
+    return figure
+
+
 def timeline(result: Result, until: float | None = None) -> Figure:
     """Who trained when, and what became of it: a bar a task, the rounds it is late; lines where the server acts."""
     history = [r for r in result.history if r.time is not None and (until is None or r.time <= until)]

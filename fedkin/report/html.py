@@ -3,35 +3,37 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from html import escape
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import plotly.graph_objects as go
 from jinja2 import Environment, PackageLoader, select_autoescape
-from plotly.colors import qualitative
 from plotly.offline import get_plotlyjs
 
+from fedkin import api
+from fedkin.report import charts
 from fedkin.report.summary import lines
 from fedkin.result import Result
 from fedkin.runs.files import make_folder, write_whole
 
-COLOURS = qualitative.D3
-
 
 def write(results: Mapping[str, Sequence[Result]], path: Path) -> None:
-    """Write the report of runs, given by method."""
+    """Write the report of runs, given by label, those of several seeds under one."""
     pages = Environment(loader=PackageLoader("fedkin.report"), autoescape=select_autoescape())
     configs = {
-        f"{method}, seed {run.config.seed}": json.dumps(run.config.model_dump(), indent=1)
-        for method, runs in results.items()
+        f"{label}, seed {run.config.seed}": json.dumps(run.config.model_dump(), indent=1)
+        for label, runs in results.items()
         for run in runs
     }
+    timed = all(run.evaluated and run.evaluated[0].time is not None for runs in results.values() for run in runs)
     page = pages.get_template("report.html").render(
         lines=lines(results),
-        curves=_part(_curves(results)),
-        clients=_part(_clients(results)),
+        curves=_part(charts.curves(results)),
+        time=_part(charts.curves(results, "time")) if timed else "",
+        clients=_part(charts.clients(results)),
+        costs=_part(charts.costs(results)),
+        kin={label: _about_kin(runs[0]) for label, runs in results.items()},
+        timelines={label: part for label, runs in results.items() if (part := _part(charts.timeline(runs[0])))},
         configs=configs,
         plotly=get_plotlyjs(),
         data=next(iter(results.values()))[0].config.data_name,
@@ -40,49 +42,35 @@ def write(results: Mapping[str, Sequence[Result]], path: Path) -> None:
     write_whole(path, page.encode())
 
 
-def _part(figure: go.Figure) -> str:
-    figure.update_layout(template="simple_white", margin={"t": 40, "r": 10}, height=420, legend={"x": 1.02})
+def _about_kin(result: Result) -> dict[str, object]:
+    """Who learns from whom in a run."""
+    return {
+        "seed": result.config.seed,
+        "matrices": _part(charts.kin(result)),
+        "layers": _part(charts.layers(result)),
+        "groups": charts.groups(result),
+    }
+
+
+def _part(figure: go.Figure | None) -> str:
+    if figure is None:
+        return ""
     part: str = figure.to_html(include_plotlyjs=False, full_html=False, config={"displaylogo": False})
     return part
 
 
-def _curves(results: Mapping[str, Sequence[Result]]) -> go.Figure:
-    """Accuracy over rounds, with a band of one standard deviation over seeds."""
-    figure = go.Figure()
-    for k, (method, runs) in enumerate(results.items()):
-        colour = COLOURS[k % len(COLOURS)]
-        at = [r.round for r in runs[0].evaluated]
-        curves = 100 * np.array([[r.scores[0].headline for r in run.evaluated] for run in runs])
-        middle = curves.mean(0)
-        if len(runs) > 1:
-            spread = curves.std(0, ddof=1)
-            figure.add_scatter(
-                x=[*at, *at[::-1]],
-                y=[*(middle + spread), *(middle - spread)[::-1]],
-                fill="toself",
-                fillcolor=colour,
-                opacity=0.2,
-                line={"width": 0},
-                hoverinfo="skip",
-                showlegend=False,
-                legendgroup=method,
-            )
-        figure.add_scatter(x=at, y=middle, name=escape(method), line={"color": colour}, legendgroup=method)
-    return figure.update_layout(xaxis_title="round", yaxis_title="accuracy (%), mean over clients")
-
-
-def _clients(results: Mapping[str, Sequence[Result]]) -> go.Figure:
-    """Accuracy of each client after the last round, first seed."""
-    figure = go.Figure()
-    for k, (method, runs) in enumerate(results.items()):
-        run = runs[0]
-        figure.add_scatter(
-            x=[escape(name) for name in run.client_names],
-            y=[100 * a for a in run.score.clients],
-            name=escape(method),
-            mode="markers",
-            marker={"color": COLOURS[k % len(COLOURS)], "size": 9},
-        )
-    # Names are names, even if they look like numbers or dates.
-    figure.update_xaxes(title="client", type="category")
-    return figure.update_layout(yaxis_title="accuracy (%) on its own test set")
+def gathered(folders: Iterable[Path], finished: bool = True) -> dict[str, list[Result]]:
+    """Runs by label: those that differ in nothing but the seed are one, and a label says what the others differ in."""
+    runs = [api.load(folder, finished) for folder in folders]
+    alike: dict[str, list[Result]] = {}
+    for run in runs:
+        settings = run.config.model_dump(exclude={"seed", "engine", "workers", "ray_address", "device", "vectorize"})
+        alike.setdefault(json.dumps([run.method, settings], sort_keys=True, default=str), []).append(run)
+    labels: dict[str, list[Result]] = {}
+    for group in alike.values():
+        policy = f"@{group[0].config.late}" if group[0].config.late != "stale" else ""
+        label = f"{group[0].method}{policy}"
+        if label in labels and group[0].folder:
+            label = f"{label} ({group[0].folder.name})"
+        labels[label] = sorted(group, key=lambda run: run.config.seed)
+    return labels
