@@ -16,8 +16,11 @@ import torch
 
 import fedkin
 from fedkin import methods
+
+pytest.importorskip("flwr", reason="real federations need the extra flower")
 from fedkin.deploy.at_client import MODEL, Home, answer
 from fedkin.deploy.at_server import EVENTS, serve
+from fedkin.deploy.folder import make, public_keys
 from fedkin.deploy.letter import pack, unpack
 from fedkin.deploy.post import Came
 from fedkin.deploy.terms import FILE, Terms
@@ -51,6 +54,7 @@ class ByHand:
     data: Path
     homes: Path
     public: Path | None = None
+    base: Path | None = None
     tamper: Callable[[str, bytes], bytes] = lambda name, letter: letter
     """What becomes of an answer on its way."""
     slow: dict[str, float] = field(default_factory=dict)
@@ -63,7 +67,7 @@ class ByHand:
 
     def send(self, letter: bytes, node: int, kind: str, ttl: float) -> str:
         name = NAMES[node]
-        reply = answer(letter, Home(self.data / name, self.homes / name, public=self.public))
+        reply = answer(letter, Home(self.data / name, self.homes / name, self.base, self.public))
         self.seen.append((name, letter, reply))
         id = f"m{len(self.seen)}"
         there = time.monotonic() + (self.slow.get(name, 0.0) if kind == "train" else 0.0)
@@ -300,3 +304,54 @@ def test_a_client_whose_data_do_not_fit_is_left_out_and_only_its_own_log_says_wh
     assert np.isnan(result.score.clients[2])
     assert "secret" not in (tmp_path / "run" / EVENTS).read_text()
     assert "secret" in capfd.readouterr().err
+
+
+OWN_METHOD = """
+from fedkin.methods.fedavg import FedAvg
+
+class Half(FedAvg):
+    name = "half"
+    def local(self, client, message):
+        reply = super().local(client, message)
+        return reply | {"w": (reply["w"] + message["w"]) / 2}
+"""
+
+
+def test_a_method_of_the_users_own_travels_with_the_federation(digits: Path, tmp_path: Path) -> None:
+    (tmp_path / "half.py").write_text(OWN_METHOD)
+    terms = terms_for(digits, tmp_path / "any", method="half.py:Half").complete(tmp_path)
+    make(tmp_path / "fed", terms, tmp_path / "half.py")
+    assert Terms.read(tmp_path / "fed").run == {k: v for k, v in terms.run.items() if v != {}}
+    assert set(public_keys(tmp_path / "fed").values()) == set(NAMES)
+    carried = tmp_path / "carried"  # what Flower brings to a client
+    carried.mkdir()
+    shutil.copy(tmp_path / "fed/half.py", carried)
+    homes = tmp_path / "homes"
+    serve(ByHand(digits, homes, base=carried), KEYS, tmp_path / "fed", tmp_path / "run")
+    simulated = fedkin.run(str(tmp_path / "half.py:Half"), data=str(digits), engine="inline", vectorize="off", **SETTINGS)
+    for i, own in enumerate(models_of(homes)):
+        torch.testing.assert_close(own, simulated.models[i], rtol=0, atol=0)
+    with pytest.raises(fedkin.FedkinError, match="not empty"):
+        make(tmp_path / "fed", terms)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"clients": ["one"]}, "at least two clients"),
+        ({"clients": ["a", "a"]}, "at least two clients"),
+        ({"clients": ["a", "../b"]}, "letters, digits"),
+        ({"run": {"method": "nonsense"}}, "unknown method"),
+        ({"run": {"judge_union": True}}, "for simulations"),
+        ({"run": {"schedule": "latency:trace=x.csv"}}, "no file|own delays|x.csv"),
+        ({"server": {"port": 0}}, "greater than or equal to 1"),
+        ({"samples": {}}, "shape|required"),
+        ({"colour": "blue"}, "not permitted|Extra"),
+    ],
+)
+def test_terms_that_cannot_be_are_refused_in_a_sentence(
+    change: dict[str, Any], told: str, digits: Path, tmp_path: Path
+) -> None:
+    values = json.loads(terms_for(digits, tmp_path).model_dump_json()) | change
+    with pytest.raises(fedkin.FedkinError, match=told):
+        Terms.of(values, "settings.toml").setup()

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from fedkin import api
-from fedkin.deploy.checks import Replies
+from fedkin.deploy.checks import Replies, most_bytes
 from fedkin.deploy.post import Carrier, Post
 from fedkin.deploy.remote import RealTime, Remote, WallClock, check
 from fedkin.deploy.terms import Terms, read_public
@@ -50,14 +50,13 @@ def serve(
     by_key = {key: terms.clients.index(name) for key, name in keys.items() if name in terms.clients}
     if len(by_key) < len(terms.clients):
         raise FedkinError(f"there are keys for {len(by_key)} of the {len(terms.clients)} clients in {folder}")
-    most = (1 << 20) + 16 * 8 * sum(p.numel() for p in setup.module.parameters())
 
     def note(client: int, event: str, why: str) -> None:
         line = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "client": terms.clients[client]}
         append_line(out / EVENTS, json.dumps(line | {"event": event, "why": why[:500]}))
         print(f"{terms.clients[client]}: {event}: {why[:500]}", file=sys.stderr, flush=True)
 
-    post = Post(carrier, by_key, about, terms.server.patience, check(replies), note, most)
+    post = Post(carrier, by_key, about, terms.server.patience, check(replies), note, most_bytes(setup))
     remote = Remote(post, replies)
     with one_thread():
         clock = _clock(setup, remote)

@@ -54,6 +54,11 @@ class Replies:
                 raise Refused(f"n is {value:g}: it cannot have learnt from so many samples")
 
 
+def most_bytes(setup: Setup) -> int:
+    """The longest message that a client may send: sixteen models in double precision, and a mebibyte."""
+    return (1 << 20) + 16 * 8 * sum(p.numel() for p in setup.module.parameters())
+
+
 def _asked(job: Job) -> str:
     return f"{job.exchange} {sorted(kinds(job.message).items())}"
 

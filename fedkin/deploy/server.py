@@ -12,6 +12,7 @@ import uvicorn
 
 from fedkin.deploy import gate
 from fedkin.deploy.apps import FOLDER, REFUSALS
+from fedkin.deploy.checks import most_bytes
 from fedkin.deploy.control import FLOWER, Control, write_connection
 from fedkin.deploy.folder import CA, LOOPBACK, public_keys
 from fedkin.deploy.programs import Programs, environment, free_port, last_words, listening
@@ -54,7 +55,7 @@ def run(folder: Path, listen: str, tell: Callable[[str], object]) -> None:
             env,
             log,
         )
-        limit = most_bytes(terms)
+        limit = most_bytes(terms.setup(folder))
         front = gate.serve(
             gate.Gate(f"https://{LOOPBACK}:{port}", server / CA, keys, limit, server / REFUSALS),
             listen,
@@ -67,11 +68,6 @@ def run(folder: Path, listen: str, tell: Callable[[str], object]) -> None:
         front.run()
         if name := programs.ended():
             raise FedkinError(f"{name} has ended: {last_words(log)}")
-
-
-def most_bytes(terms: Terms) -> int:
-    """The longest message that a client may send: sixteen models in double precision, and a mebibyte."""
-    return (1 << 20) + 16 * 8 * sum(p.numel() for p in terms.setup().module.parameters())
 
 
 def _watch(programs: Programs, front: uvicorn.Server, ready: Callable[[], object]) -> None:
