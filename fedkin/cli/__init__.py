@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from fedkin.cli import federating, looking, plotting, reproducing, running, studying, using
+from fedkin.cli import advising, federating, looking, plotting, reproducing, running, studying, using
 from fedkin.errors import FedkinError, Stopped
 
 app = typer.Typer(
@@ -30,6 +30,7 @@ app.command()(plotting.plot)
 app.command()(plotting.report)
 app.command()(reproducing.reproduce)
 app.command()(studying.study)
+app.command()(advising.advise)
 app.add_typer(federating.federation, name="federation")
 app.command()(federating.server)
 app.command()(federating.client)

@@ -65,5 +65,12 @@ def _print(rows: list[dict[str, Any]], title: str) -> None:
     for k, column in enumerate(rows[0] if rows else {}):
         table.add_column(escape(str(column)), justify="left" if k == 0 else "right", overflow="fold")
     for row in rows:
-        table.add_row(*(escape(f"{v:.3f}" if isinstance(v, float) else str(v)) for v in row.values()))
+        table.add_row(*(escape(_shown(value)) for value in row.values()))
     Console().print(table)
+
+
+def _shown(value: Any) -> str:
+    """Three decimals, or as many digits where they would hide the number."""
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.3f}" if abs(value) >= 0.01 or value == 0 else f"{value:.2e}"

@@ -110,7 +110,9 @@ def reproduce(
     setup = prepared(cell, seed, workers)
     if (folder / "config.json").exists():
         run_folder = RunFolder.open(folder)
-        if without_place(run_folder.config.model_dump()) != without_place(setup.config.model_dump()):
+        # As text, because a tuple comes back from its file as a list.
+        theirs, ours = (json.dumps(without_place(c.model_dump())) for c in (run_folder.config, setup.config))
+        if theirs != ours:
             raise FedkinError(f"{folder} holds a run with other settings: remove it, or give another --work folder")
     else:
         run_folder = RunFolder.create(folder, setup.config, api.describe(setup))
