@@ -10,7 +10,8 @@ Xie, Liu, Qu, Tang, Zhao: FedALP: An Adaptive Layer-Based Approach for Improved 
                             w_m <- w_m + sum_k gamma_k Delta_k,  w_g <- sum_m gamma_m w_m
 
 gamma are shares of the data: of a client within its group's participants, of a group within everybody. With beta = 0
-every client has the FedAvg model; with beta = 1 the layer that moves most is the group's own.
+every client has the FedAvg model, if everybody takes part (a group of which nobody does stays where it is); with
+beta = 1 the layer that moves most is the group's own.
 """
 
 from __future__ import annotations

@@ -17,8 +17,10 @@ from plotly.subplots import make_subplots
 from scipy.cluster.hierarchy import leaves_list, linkage
 from scipy.spatial.distance import squareform
 
+from fedkin.method import Mixing
 from fedkin.report.figures import FATES, MANY
 from fedkin.result import Result
+from fedkin.runs.mixing import MixingRecord
 
 Matrix = npt.NDArray[np.float64]
 Results = Mapping[str, Sequence[Result]]
@@ -71,11 +73,11 @@ def curves(results: Results, against: str = "round") -> go.Figure:
 def clients(results: Results) -> go.Figure:
     """Each client's accuracy: from worst to best by method, and beside FedAvg's where that was run."""
     finished = {label: runs for label, runs in results.items() if all(run.evaluated for run in runs)}
-    beside = next((label for label in finished if label.partition("@")[0] == "fedavg"), None)
+    beside = next((label for label, runs in finished.items() if runs[0].method == "fedavg"), None)
     others = [label for label in finished if label != beside]
     right = bool(beside and others)
     titles = ["Clients from worst to best", f"Each client beside {escape(beside or '')}"]
-    figure = make_subplots(1, 2 if right else 1, subplot_titles=titles[: 1 + right], horizontal_spacing=0.1)
+    figure = make_subplots(1, 2 if right else 1, subplot_titles=titles[: 1 + right], horizontal_spacing=0.16)
     for k, (label, runs) in enumerate(finished.items()):
         colour = COLOURS[k % len(COLOURS)]
         accuracy = 100 * np.mean([run.score.clients for run in runs], axis=0)
@@ -127,8 +129,14 @@ def matrices(result: Result, until: int | None = None) -> dict[int, dict[str, Ma
     clients = len(result.client_names)
     most = max(1, min(STEPS, CELLS // (clients * clients * PANELS)))
     chosen = [rounds[k] for k in np.unique(np.linspace(0, len(rounds) - 1, min(most, len(rounds))).round().astype(int))]
-    by_round = {r: {name: m.double().numpy() for name, m in record.at(r).items()} for r in chosen}
+    by_round = {r: {name: m.double().numpy() for name, m in _blocks(record, r).items()} for r in chosen}
     return {r: _merged(found, _alike(list(by_round.values()))) for r, found in by_round.items()}
+
+
+def _blocks(record: MixingRecord, round: int) -> Mixing:
+    """Matrices by block. A file gives them back in any order, so they are put in that of their names."""
+    found = record.at(round)
+    return dict(sorted(found.items())) if record.folder else found
 
 
 def _alike(rounds: Sequence[Mapping[str, Matrix]]) -> dict[str, list[str]]:
@@ -217,13 +225,15 @@ def kin(result: Result) -> go.Figure | None:
         }
         for r in rounds
     ]
+    # Names of clients stand upright between the maps and the slider.
+    room = max(90, 30 + 7 * max(map(len, names))) if len(names) <= 30 else 90
     if len(rounds) > 1:
-        slider = {"active": len(rounds) - 1, "steps": steps, "currentvalue": {"prefix": "round "}, "pad": {"t": 90}}
+        slider = {"active": len(rounds) - 1, "steps": steps, "currentvalue": {"prefix": "round "}, "pad": {"t": room}}
         figure.update_layout(sliders=[slider])
     figure.update_xaxes(showticklabels=len(names) <= 30, tickangle=90, type="category")
     figure.update_yaxes(showticklabels=False, autorange="reversed", type="category")
     figure.update_yaxes(showticklabels=len(names) <= 30, row=1, col=1)
-    return styled(figure, 640 if len(rounds) > 1 else 500)
+    return styled(figure, 550 + room if len(rounds) > 1 else 500)
 
 
 def groups(result: Result) -> list[list[str]]:
@@ -243,7 +253,7 @@ def layers(result: Result) -> go.Figure | None:
     record = result.record
     if record is None or not record.rounds():
         return None
-    last = record.at(record.rounds()[-1])
+    last = _blocks(record, record.rounds()[-1])
     own = [float(m.diagonal().mean()) for m in last.values()]
     figure = go.Figure()
     names = [escape(name) for name in last]
