@@ -328,7 +328,9 @@ def test_a_method_of_the_users_own_travels_with_the_federation(digits: Path, tmp
     shutil.copy(tmp_path / "fed/half.py", carried)
     homes = tmp_path / "homes"
     serve(ByHand(digits, homes, base=carried), KEYS, tmp_path / "fed", tmp_path / "run")
-    simulated = fedkin.run(str(tmp_path / "half.py:Half"), data=str(digits), engine="inline", vectorize="off", **SETTINGS)
+    simulated = fedkin.run(
+        str(tmp_path / "half.py:Half"), data=str(digits), engine="inline", vectorize="off", **SETTINGS
+    )
     for i, own in enumerate(models_of(homes)):
         torch.testing.assert_close(own, simulated.models[i], rtol=0, atol=0)
     with pytest.raises(fedkin.FedkinError, match="not empty"):
