@@ -374,7 +374,7 @@ def test_names_are_not_taken_for_html_by_the_figures() -> None:
     names = ['<a href="http://elsewhere">x</a>', *(f"client-{i}" for i in range(1, CLIENTS))]
     results = {"<b>kin</b>": [result("kin", [70], names=names)]}
     (points,) = charts.clients(results).data
-    assert "&lt;a href=&quot;http://elsewhere&quot;&gt;x&lt;/a&gt;" in points.text
+    assert '&lt;a href="http://elsewhere"&gt;x&lt;/a&gt;' in points.text
     assert points.name == charts.curves(results).data[0].name == "&lt;b&gt;kin&lt;/b&gt;"
 
 

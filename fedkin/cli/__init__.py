@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from fedkin.cli import advising, federating, looking, plotting, reproducing, running, studying, using
+from fedkin.cli import advising, dashing, federating, looking, plotting, reproducing, running, studying, using
 from fedkin.errors import FedkinError, Stopped
 
 app = typer.Typer(
@@ -28,6 +28,7 @@ app.command()(looking.presets)
 app.add_typer(looking.data, name="data")
 app.command()(plotting.plot)
 app.command()(plotting.report)
+app.command()(dashing.dashboard)
 app.command()(reproducing.reproduce)
 app.command()(studying.study)
 app.command()(advising.advise)

@@ -69,8 +69,12 @@ def gathered(folders: Iterable[Path], finished: bool = True) -> dict[str, list[R
     labels: dict[str, list[Result]] = {}
     for group in alike.values():
         policy = f"@{group[0].config.late}" if group[0].config.late != "stale" else ""
-        label = f"{group[0].method}{policy}"
+        plain = label = f"{group[0].method}{policy}"
         if label in labels and group[0].folder:
-            label = f"{label} ({group[0].folder.name})"
+            plain = label = f"{plain} ({group[0].folder.name})"
+        k = 1
+        while label in labels:
+            k += 1
+            label = f"{plain}, {k}"
         labels[label] = sorted(group, key=lambda run: run.config.seed)
     return labels

@@ -1,0 +1,1 @@
+"""A live page about all runs under a folder: `fedkin dashboard DIR`."""
