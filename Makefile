@@ -10,7 +10,7 @@ demo: .venv/.run
 	$(BIN)/fedkin demo
 
 test: lint
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 lint: .venv/.dev
 	$(BIN)/ruff check .
