@@ -17,7 +17,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from fedkin import Federation, FedkinError, advise, api
-from fedkin.advise import REFERENCES, Advice, Gap, Row, gap_between, go_on, rungs, simplest, validation
+from fedkin.advise import REFERENCES, Advice, Gap, Row, gap_between, go_on, rungs, simplest, trials, validation
 from fedkin.cli import advising
 from fedkin.errors import Stopped
 from fedkin.runs.folder import RunFolder
@@ -113,7 +113,7 @@ class TestTrials:
     def test_are_not_run_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         setup = api.prepare("fedavg", data=blobs(), rounds=4, epochs=1, engine="inline")
         first, _ = go_on(setup, tmp_path / "run", 2)
-        monkeypatch.delattr(advise, "play")
+        monkeypatch.delattr(trials, "play")
         again, _ = go_on(setup, tmp_path / "run", 1)
         assert again == first[:1]
 
