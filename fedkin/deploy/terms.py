@@ -124,6 +124,8 @@ class Terms(Plain):
         method = str(self.run.get("method", "fedavg"))
         cls = methods.method_class(str(base / Path(method).name) if base and ":" in method else method)
         defaults = {name: Config.model_fields[name].default for name in SPELLED} | dict(cls.defaults)
+        # Papers sample a hundred simulated clients; of a few real ones everybody takes part.
+        defaults["join"] = 1.0
         shown = {k: v for k, v in defaults.items() if v is not None and k not in SIMULATED}
         run = {"method": method, **shown, **self.run}
         whole = self.model_copy(update={"run": run})

@@ -29,13 +29,19 @@ def curves(results: Sequence[Result], against: Literal["rounds", "time"] = "roun
         at = [r.round if against == "rounds" else r.time or 0.0 for r in rounds]
         label = f"{result.method}, {result.config.late}" if against == "time" else result.method
         axes.plot(at, [100 * r.scores[0].headline for r in rounds], label=label)
-    unit = results[0].config.schedule.partition(":")[0]
-    time = "virtual time (s)" if unit == "latency" else "virtual time (rounds)"
+    time = _time(results[0])
     axes.set(xlabel="round" if against == "rounds" else time, ylabel="accuracy (%), mean over clients")
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     return figure
+
+
+def _time(result: Result) -> str:
+    """What time is in a run: virtual, in rounds or seconds, or that of the clock on the wall in a real federation."""
+    if result.config.schedule.startswith("stragglers"):
+        return "virtual time (rounds)"
+    return "time (s)" if result.config.data == "federation" else "virtual time (s)"
 
 
 def similarity(result: Result, round: int | None = None) -> Figure:
@@ -98,10 +104,7 @@ def timeline(result: Result, until: float | None = None) -> Figure:
         axes.vlines(acts, -0.5, len(clients) - 0.5, color="black", linewidth=0.4, alpha=0.4, label="server acts")
     axes.set_yticks(range(len(clients)), [result.client_names[client] for client in clients], fontsize=8)
     axes.invert_yaxis()
-    unit = "s" if result.config.schedule.startswith("latency") else "rounds"
-    axes.set(
-        xlabel=f"virtual time ({unit})", title=f"{result.method}, {result.config.schedule}: numbers are rounds late"
-    )
+    axes.set(xlabel=_time(result), title=f"{result.method}, {result.config.schedule}: numbers are rounds late")
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.margins(x=0.01, y=0.01)
     axes.legend(
