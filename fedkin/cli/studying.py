@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
 
 from fedkin.cli.options import Json, free_folder, pairs
@@ -52,12 +53,19 @@ def _list(as_json: bool) -> None:
     ]
     if as_json:
         print(json.dumps(rows))
-    else:
-        _print(rows, "studies")
+        return
+    console = Console(highlight=False)
+    for row in rows:
+        console.print(f"[bold]{escape(row['study'])}[/bold]  {escape(row['paper'])}")
+        console.print(Padding(escape(row["shows"]), (0, 0, 0, 2)))
+        console.print(Padding(f"[dim]{escape(row['settings'])}[/dim]", (0, 0, 1, 2)))
 
 
 def _settings(cls: type) -> str:
-    return " ".join(f"{field.name}={field.default}" for field in fields(cls))
+    """As `--set` takes them; those that have no value unless they are given are shown without one."""
+    plain = {field.name: field.default for field in fields(cls)}
+    shown = {k: json.dumps(v) if isinstance(v, tuple | list) else v for k, v in plain.items()}
+    return "  ".join(f"{name}={'' if value is None else value}" for name, value in shown.items())
 
 
 def _print(rows: list[dict[str, Any]], title: str) -> None:
