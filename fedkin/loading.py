@@ -1,16 +1,20 @@
-"""Objects from a user's own Python file: `path/to/file.py:Name`."""
+"""Classes that are found by name: in a user's own file, `path/to/file.py:Name`, or in a package of ours."""
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import re
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import cloudpickle
 
 from fedkin.errors import FedkinError
+
+T = TypeVar("T")
 
 
 def object_from_file(reference: str, base: type) -> Any:
@@ -47,3 +51,13 @@ def _import(file: Path) -> ModuleType:
         raise FedkinError(f"{file} cannot be imported: {what}") from error
     cloudpickle.register_pickle_by_value(module)  # other processes cannot import it by this name
     return module
+
+
+def named_classes(package: str, base: type[T]) -> dict[str, type[T]]:
+    """All classes under a base in the modules of a package that have a `name`, by that."""
+    found: dict[str, type[T]] = {}
+    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        things = vars(importlib.import_module(f"{package}.{module.name}")).values()
+        classes = [thing for thing in things if isinstance(thing, type) and issubclass(thing, base)]
+        found |= {vars(cls)["name"]: cls for cls in classes if "name" in vars(cls)}
+    return dict(sorted(found.items()))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
 from fedkin import Federation
 
@@ -58,3 +60,14 @@ def _blobs() -> Federation:
 @pytest.fixture(name="pictures")
 def _pictures() -> Federation:
     return pictures()
+
+
+def three_folders(folder: Path, names: tuple[str, ...], most: int | None = None) -> Path:
+    """A folder of handwritten digits for each of three clients, who share some classes and have some to themselves."""
+    x, y = load_digits(return_X_y=True)
+    images = (x.reshape(-1, 1, 8, 8) * 255 / 16).astype(np.uint8)
+    for k, name in enumerate(names):
+        rows = [i for i in range(len(y)) if i % 3 == k and (y[i] + 3 * k) % 10 < 7][:most]
+        (folder / name).mkdir()
+        np.savez(folder / name / "samples.npz", x=images[rows], y=y[rows])
+    return folder

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import three_folders
 
 import fedkin
 from fedkin import methods
@@ -34,16 +35,9 @@ SETTINGS: dict[str, Any] = {"rounds": 2, "epochs": 1, "batch": 16, "lr": 0.05, "
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three clients with handwritten digits, each with classes of its own and some that are shared."""
-    from sklearn.datasets import load_digits
-
-    x, y = load_digits(return_X_y=True)
-    images = (x.reshape(-1, 1, 8, 8) * 255 / 16).astype(np.uint8)
-    folder = tmp_path_factory.mktemp("digits")
-    for k, name in enumerate(NAMES):
-        rows = [i for i in range(len(y)) if i % 3 == k and (y[i] + 3 * k) % 10 < 7][:120]
-        (folder / name).mkdir()
-        np.savez(folder / name / "samples.npz", x=images[rows], y=y[rows])
-    np.savez(folder.parent / f"{folder.name}-public.npz", x=images[-20:], y=y[-20:])
+    folder = three_folders(tmp_path_factory.mktemp("digits"), NAMES, 120)
+    with np.load(folder / NAMES[0] / "samples.npz") as arrays:
+        np.savez(folder.parent / f"{folder.name}-public.npz", x=arrays["x"][-20:], y=arrays["y"][-20:])
     return folder
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import three_folders
 
 import fedkin
 
@@ -120,16 +121,7 @@ def family(pid: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from sklearn.datasets import load_digits
-
-    x, y = load_digits(return_X_y=True)
-    images = (x.reshape(-1, 1, 8, 8) * 255 / 16).astype(np.uint8)
-    folder = tmp_path_factory.mktemp("data")
-    for k, name in enumerate(NAMES):
-        rows = [i for i in range(len(y)) if i % 3 == k and (y[i] + 3 * k) % 10 < 7]
-        (folder / name).mkdir()
-        np.savez(folder / name / "samples.npz", x=images[rows], y=y[rows])
-    return folder
+    return three_folders(tmp_path_factory.mktemp("data"), NAMES)
 
 
 @pytest.fixture(scope="module")

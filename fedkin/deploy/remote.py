@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -161,23 +161,23 @@ class WallClock(Clock):
             for flight in self._landed():
                 ended.append(flight)
                 wanted -= not flight.plan.lost and counts(flight)
+                if wanted <= 0:
+                    break
             if not stepped:
                 time.sleep(PAUSE)
         if ended and all(flight.plan.lost for flight in ended) and not self.flights:
             raise FedkinError("none of the clients that were asked has replied: see events.jsonl")
         return ended
 
-    def _landed(self) -> list[Flight]:
-        """Tasks that have ended, in order of time."""
+    def _landed(self) -> Iterator[Flight]:
+        """Tasks that have ended, in order of time; those that are not taken stay for the next time."""
         ends = sorted((letter.end, i) for i, letter in self._letters.items() if letter.end is not None)
-        landed = []
         for end, client in ends:
             flight = self.flights.pop(client)
             flight.done = done(self._letters.pop(client))
             flight.plan = Plan(max(flight.start, end - self._zero), lost=flight.done is None)
             self.idle.add(client)
-            landed.append(flight)
-        return landed
+            yield flight
 
     def restore(self, values: dict[str, Any]) -> None:
         """Go on; who was at work is asked again, and does the same again."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import entry_points
@@ -11,21 +9,14 @@ from typing import Any
 
 from fedkin.errors import FedkinError, unknown
 from fedkin.fields import filled
-from fedkin.loading import object_from_file
+from fedkin.loading import named_classes, object_from_file
 from fedkin.method import Method
 
 
 @cache
 def registry() -> dict[str, type[Method]]:
     """All methods by name: ours, and those of installed packages (entry point `fedkin.methods`)."""
-    found: dict[str, type[Method]] = {}
-    for module in pkgutil.iter_modules(__path__):
-        names = vars(importlib.import_module(f"{__name__}.{module.name}"))
-        found |= {
-            thing.name: thing
-            for thing in names.values()
-            if isinstance(thing, type) and issubclass(thing, Method) and hasattr(thing, "name")
-        }
+    found = named_classes(__name__, Method)
     for entry in entry_points(group="fedkin.methods"):
         found[entry.name] = entry.load()
     return dict(sorted(found.items()))

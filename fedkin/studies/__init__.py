@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 from fedkin.errors import unknown
 from fedkin.fields import filled
+from fedkin.loading import named_classes
 from fedkin.studies.base import Found, Study
 
 __all__ = ["Found", "Study", "make", "registry"]
@@ -18,15 +17,7 @@ __all__ = ["Found", "Study", "make", "registry"]
 @cache
 def registry() -> dict[str, type[Study]]:
     """All studies by name."""
-    found: dict[str, type[Study]] = {}
-    for module in pkgutil.iter_modules(__path__):
-        names = vars(importlib.import_module(f"{__name__}.{module.name}"))
-        found |= {
-            thing.name: thing
-            for thing in names.values()
-            if isinstance(thing, type) and issubclass(thing, Study) and hasattr(thing, "name")
-        }
-    return dict(sorted(found.items()))
+    return named_classes(__name__, Study)
 
 
 def make(name: str, settings: Mapping[str, Any] | None = None) -> Study:
