@@ -109,12 +109,12 @@ def datasets(draw: st.DrawFn) -> Dataset:
 def test_any_split_is_sound_or_refused_in_a_sentence(
     data: Dataset, rule: str, clients: int, seed: int, test_ratio: float | None, pool: str | None
 ) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     try:
         parts = split(data, rule, clients, seed, test_ratio, pool)
     except FedkinError:
         return
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
     check(parts, data)
     assert len(parts) == clients or (clients == 0 and rule.startswith("natural"))
     takes_part = ~data.is_test if (pool or parse(rule)[0].pool) == "train" else np.ones(len(data), dtype=bool)
@@ -292,9 +292,9 @@ TRAPS = [
 
 @pytest.mark.parametrize(("data", "rule", "clients", "least"), TRAPS)
 def test_small_alpha_and_many_clients_end_soon(data: Dataset, rule: str, clients: int, least: int) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     parts = split(data, rule, clients, seed=0)
-    assert time.perf_counter() - start < 2, "takes 0.3 s on an idle machine"
+    assert time.process_time() - start < 2, "takes 0.3 s on an idle machine"
     check(parts, data)
     assert len(used(parts)) == len(data)
     assert sizes(parts).min() >= least
