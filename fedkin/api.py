@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from statistics import median
@@ -26,7 +25,7 @@ from fedkin.runs.folder import RunFolder, refuse_full
 from fedkin.runs.mixing import MixingRecord
 from fedkin.schedule import from_anywhere, schedule
 from fedkin.setup import Setup
-from fedkin.simulate import Watch, simulate
+from fedkin.simulate import Show, Watch, simulate, watched
 
 Model = str | type[nn.Module] | nn.Module
 
@@ -254,7 +253,7 @@ def compare(
     set: Mapping[str, Mapping[str, Any]] | None = None,
     preset: str | None = None,
     out: str | Path | None = None,
-    show: Callable[[str, int], AbstractContextManager[Watch]] | None = None,
+    show: Show | None = None,
     **settings: Any,
 ) -> dict[str, list[Result]]:
     """Run several methods with the same settings, each with seeds counting up; results by method.
@@ -285,6 +284,6 @@ def compare(
             label = Path(name).name.replace(".py:", "-").replace("@", "-")
             path = Path(out) / f"{label}-s{seed}" if out is not None else None
             folder = RunFolder.create(path, setup.config, describe(setup)) if path else None
-            with show(f"{name} seed {seed}", setup.config.rounds) if show else nullcontext() as watch:
+            with watched(show, f"{name} seed {seed}", setup.config.rounds) as watch:
                 results.setdefault(name, []).append(simulate(setup, folder, watch))
     return results

@@ -37,6 +37,13 @@ AHEAD = 64
 cohort never depends on how many workers there are."""
 Watch = Callable[[Round, float], object]
 """Called after every round with what happened and the seconds it took."""
+Show = Callable[[str, int], AbstractContextManager[Watch]]
+"""Makes a watcher that shows a run, from its label and how many rounds it has."""
+
+
+def watched(show: Show | None, label: str, rounds: int) -> AbstractContextManager[Watch | None]:
+    """A watcher for a run, if there is anything to show it by."""
+    return show(label, rounds) if show else nullcontext()
 
 
 @dataclass

@@ -26,13 +26,14 @@ from typing import Any
 from fedkin import api
 from fedkin.advise.evidence import GLOBAL, LOCAL, MARGIN, REFERENCES, Advice, Gap, Row, gap_between, simplest
 from fedkin.advise.telling import late_gain, listed, sentences
-from fedkin.advise.trials import Show, Trials, go_on, rungs, validation
+from fedkin.advise.trials import Trials, go_on, rungs, validation
 from fedkin.config import SHARED, Config
 from fedkin.data.federation import Federation
 from fedkin.engine import shared_workers
 from fedkin.errors import FedkinError
 from fedkin.runs.files import write_whole
 from fedkin.runs.folder import refuse_full
+from fedkin.simulate import Show
 
 __all__ = ["REFERENCES", "Advice", "Gap", "Row", "advise", "gap_between", "go_on", "rungs", "simplest", "validation"]
 

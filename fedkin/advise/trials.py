@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,8 @@ from fedkin.result import Result, Round
 from fedkin.runs.folder import CONFIG, RESULT, RunFolder
 from fedkin.schedule.participation import at_once
 from fedkin.setup import Setup
-from fedkin.simulate import Simulation, Watch, one_thread, play, running, simulate
+from fedkin.simulate import Show, Simulation, Watch, one_thread, play, running, simulate, watched
 
-Show = Callable[[str, int], AbstractContextManager[Watch]]
 Trial = tuple[list[Round], float]
 """Rounds so far, and the seconds they took."""
 RATES = (0.01, 0.03, 0.1)
@@ -159,7 +158,7 @@ class Trials:
         """A trial up to a round: at once if it has got there before."""
         setup = self.setup(method, seed, **changes)
         path = self.out / "trials" / f"{_label(method)}-lr{setup.config.lr:g}-s{seed}"
-        with self.show(label, until) if self.show else nullcontext() as watch:
+        with watched(self.show, label, until) as watch:
             return go_on(setup, path, until, watch)
 
     def train(self, method: str, until: int, label: str) -> None:
@@ -247,7 +246,7 @@ class Trials:
         folder = _opened(setup, path)
         if (path / RESULT).exists():
             return api.load(path)
-        with self.show(f"test: {method}", self.rounds) if self.show else nullcontext() as watch:
+        with watched(self.show, f"test: {method}", self.rounds) as watch:
             return simulate(setup, folder, watch)
 
 

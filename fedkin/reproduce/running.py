@@ -7,8 +7,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -30,11 +29,10 @@ from fedkin.runs.files import make_folder, write_whole
 from fedkin.runs.folder import RunFolder
 from fedkin.scores import OWN, UNION
 from fedkin.setup import Setup
-from fedkin.simulate import Watch, simulate
+from fedkin.simulate import Show, simulate, watched
 
 PASSES = 20
 """pFedSim's "20 iterations"."""
-Show = Callable[[str, int], AbstractContextManager[Watch]]
 
 
 @dataclass(frozen=True)
@@ -117,7 +115,7 @@ def reproduce(
     else:
         run_folder = RunFolder.create(folder, setup.config, api.describe(setup))
     label = f"{cell.row}, {cell.column}, seed {seed}"
-    with show(label, setup.config.rounds) if show else nullcontext() as watch:
+    with watched(show, label, setup.config.rounds) as watch:
         result = simulate(setup, run_folder, watch)
     return _keep(path, summarised(cell, result, run_folder))
 
@@ -131,7 +129,7 @@ def _keep(path: Path, values: dict[str, Any]) -> Finished:
 def _study(cell: Cell, seed: int, workers: int | None, show: Show | None) -> dict[str, Any]:
     """The numbers of pFedSim's Table 2, which are no accuracies."""
     begin = time.perf_counter()
-    with show(f"{cell.table}, seed {seed}", PASSES) if show else nullcontext() as watch:
+    with watched(show, f"{cell.table}, seed {seed}", PASSES) as watch:
         numbers = subsets.compare(seed, PASSES, workers, watch)
     seconds = round(time.perf_counter() - begin, 1)
     return {"table": cell.table, "run": cell.run, "seed": seed, "numbers": numbers, "seconds": seconds}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,10 +10,7 @@ from typing import Any, ClassVar
 from matplotlib.figure import Figure
 
 from fedkin.runs.files import make_folder, write_whole
-from fedkin.simulate import Watch
-
-Show = Callable[[str, int], AbstractContextManager[Watch]]
-"""Progress of a run inside a study: its label and rounds to a watcher."""
+from fedkin.simulate import Show
 
 
 @dataclass(frozen=True)

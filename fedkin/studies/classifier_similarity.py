@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,7 +11,8 @@ from matplotlib.figure import Figure
 from fedkin.config import Count, Positive
 from fedkin.data import catalogue
 from fedkin.reproduce.subsets import LABELS, PAIRS, Measured, measure, subsets
-from fedkin.studies.base import Found, Show, Study
+from fedkin.simulate import Show, watched
+from fedkin.studies.base import Found, Study
 from fedkin.studies.enlarging import fitted
 
 DATA = "Data Similarity"
@@ -42,7 +42,7 @@ class ClassifierSimilarity(Study):
     def run(self, show: Show | None = None) -> Found:
         """Train the four, and measure how alike they are."""
         federation = fitted(subsets(catalogue.load(self.data), self.seed), self.model)
-        with show(f"four subsets of {self.data}", self.passes) if show else nullcontext() as watch:
+        with watched(show, f"four subsets of {self.data}", self.passes) as watch:
             found = measure(
                 federation, self.seed, self.passes, lr=self.lr, model=self.model, workers=self.workers, watch=watch
             )

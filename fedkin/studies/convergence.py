@@ -8,7 +8,6 @@ reach given accuracies. Without similarity, who sat out moves towards all partic
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -19,8 +18,8 @@ from fedkin.api import prepare
 from fedkin.config import Count, Fraction, Positive
 from fedkin.engine import shared_workers
 from fedkin.result import Result
-from fedkin.simulate import simulate
-from fedkin.studies.base import Found, Show, Study
+from fedkin.simulate import Show, simulate, watched
+from fedkin.studies.base import Found, Study
 
 OURS, WITHOUT = "fedsimsup", "fedsimsup without similarity"
 NOT_REACHED = "not reached"
@@ -56,7 +55,7 @@ class Convergence(Study):
         runs: dict[str, Result] = {}
         with shared_workers(self.workers):
             for label, setup in setups.items():
-                with show(label, self.rounds) if show else nullcontext() as watch:
+                with watched(show, label, self.rounds) as watch:
                     runs[label] = simulate(setup, watch=watch)
         reach = sorted(set(self.reach))
         table = [_row(label, run, reach) for label, run in runs.items()]

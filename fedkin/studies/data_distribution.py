@@ -14,7 +14,8 @@ from fedkin.data.chart import POINTS_PER_INCH, class_table
 from fedkin.data.dataset import Indices
 from fedkin.data.federation import Federation
 from fedkin.errors import FedkinError
-from fedkin.studies.base import Found, Show, Study
+from fedkin.simulate import Show
+from fedkin.studies.base import Found, Study
 
 NAMED = 30
 """Classes that are called by their names; more are numbered."""

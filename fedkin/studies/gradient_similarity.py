@@ -7,7 +7,6 @@ of each client's update with those of the others, on every layer, for IID and no
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, ClassVar
@@ -30,8 +29,8 @@ from fedkin.methods.fedavg import FedAvg
 from fedkin.result import Round
 from fedkin.setup import Setup
 from fedkin.similarity import cosine
-from fedkin.simulate import Simulation, Watch, one_thread, play, running
-from fedkin.studies.base import Found, Show, Study
+from fedkin.simulate import Show, Simulation, Watch, one_thread, play, running, watched
+from fedkin.studies.base import Found, Study
 
 FORMS = {"IID": ",form=iid", "non-IID": ""}
 COLOURS = {"IID": "#3b7dd8", "non-IID": "#d9822b"}
@@ -77,7 +76,7 @@ class GradientSimilarity(Study):
         with shared_workers(self.workers):
             for (k, form), setup in setups.items():
                 label = f"{form}, {k} classes a client"
-                with show(label, self.rounds) if show else nullcontext() as watch:
+                with watched(show, label, self.rounds) as watch:
                     updates = recorded(setup, watch)
                 alike[k, form] = torch.stack([kinship(rows, list(blocks.values())) for rows in updates]).numpy()
         names = list(blocks)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -30,8 +29,8 @@ from fedkin.errors import FedkinError
 from fedkin.layout import Bound
 from fedkin.randomness import numpy_generator
 from fedkin.similarity import cosine
-from fedkin.simulate import simulate
-from fedkin.studies.base import Found, Show, Study
+from fedkin.simulate import Show, simulate, watched
+from fedkin.studies.base import Found, Study
 from fedkin.studies.enlarging import fitted
 
 PANELS = 6
@@ -68,7 +67,7 @@ class LayerCKA(Study):
             self.method, data=federation, model=self.model, rounds=self.rounds, epochs=self.epochs, batch=self.batch,
             lr=self.lr, join=1.0, seed=self.seed, workers=self.workers, evaluate_every=self.rounds,
         )  # fmt: skip
-        with show(f"{self.method} on {self.data}", self.rounds) if show else nullcontext() as watch:
+        with watched(show, f"{self.method} on {self.data}", self.rounds) as watch:
             models = simulate(setup, watch=watch).models
         worker = Inline(setup.site()).worker
         tests = np.concatenate(federation.split.test)

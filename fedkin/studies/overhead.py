@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Annotated, Any, ClassVar
@@ -27,8 +26,8 @@ from fedkin.engine.inline import Inline
 from fedkin.reproduce import cells
 from fedkin.result import Round
 from fedkin.setup import Setup
-from fedkin.simulate import Simulation, one_thread
-from fedkin.studies.base import Found, Show, Study
+from fedkin.simulate import Show, Simulation, one_thread, watched
+from fedkin.studies.base import Found, Study
 from fedkin.studies.enlarging import fitted
 
 BASE = "FedAvg"
@@ -59,7 +58,7 @@ class Overhead(Study):
         federation = fitted(Federation.of(Config.of(split)), self.model)
         ledgers = {name: Ledger(setup) for name, setup in self.setups(federation).items()}
         begin = time.perf_counter()
-        with one_thread(), show(f"{len(ledgers)} methods", self.rounds) if show else nullcontext() as watch:
+        with one_thread(), watched(show, f"{len(ledgers)} methods", self.rounds) as watch:
             for _ in range(self.rounds):
                 happened = [ledger.round() for ledger in ledgers.values()]
                 if watch:

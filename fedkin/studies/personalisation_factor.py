@@ -7,7 +7,6 @@ the last round against beta.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, ClassVar
@@ -23,8 +22,8 @@ from fedkin.config import Count, Fraction, Positive
 from fedkin.engine import shared_workers
 from fedkin.errors import FedkinError
 from fedkin.result import Result
-from fedkin.simulate import simulate
-from fedkin.studies.base import Found, Show, Study
+from fedkin.simulate import Show, simulate, watched
+from fedkin.studies.base import Found, Study
 
 Runs = dict[tuple[int, float], Result]
 """(groups, beta) to a run."""
@@ -71,7 +70,7 @@ class PersonalisationFactor(Study):
         with shared_workers(self.workers):
             for (m, beta), setup in setups.items():
                 label = f"fedalp, {m} groups, beta {beta:g}"
-                with show(label, self.rounds) if show else nullcontext() as watch:
+                with watched(show, label, self.rounds) as watch:
                     runs[m, beta] = simulate(setup, watch=watch)
         starts = round(self.warm_up * self.rounds)
         return Found([_row(*key, run) for key, run in runs.items()], _figure(runs, starts, self.data), _says(runs))

@@ -12,7 +12,6 @@ with A the activations of a convolutional layer, y^c the score of class c: here 
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, ClassVar
@@ -35,8 +34,8 @@ from fedkin.models import Shape
 from fedkin.randomness import numpy_generator
 from fedkin.result import Result
 from fedkin.setup import Setup
-from fedkin.simulate import simulate
-from fedkin.studies.base import Found, Show, Study
+from fedkin.simulate import Show, simulate, watched
+from fedkin.studies.base import Found, Study
 
 MAPS = (nn.Conv2d, nn.BatchNorm2d, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.Tanh)
 """Layers whose output is a map to look at: convolutions and what norms or bends them."""
@@ -97,7 +96,7 @@ class SupervisorCam(Study):
     def run(self, show: Show | None = None) -> Found:
         """Train FedSimSup, then look through both networks of every client."""
         setup = self._setup()
-        with show(f"fedsimsup on {self.data}", self.rounds) if show else nullcontext() as watch:
+        with watched(show, f"fedsimsup on {self.data}", self.rounds) as watch:
             result = simulate(setup, watch=watch)
         looks = self._look(setup, result)
         drawn = looks[: self.images]
