@@ -19,8 +19,8 @@ lint: .venv/.dev
 
 docs: .venv/.run
 	$(BIN)/python -c "from fedkin.report.methods import markdown; print(markdown(), end='')" > docs/methods.md
-	$(BIN)/python -c "from fedkin.report.algebra import markdown; print(markdown(), end='')" > docs/algebra.md
-	$(BIN)/python -c "from fedkin.report.algebra import svg; print(svg(), end='')" > docs/images/mixing.svg
+	$(BIN)/python -c "from fedkin.report.algebra_page import markdown; print(markdown(), end='')" > docs/algebra.md
+	$(BIN)/python -c "from fedkin.report.algebra_page import svg; print(svg(), end='')" > docs/images/mixing.svg
 	$(BIN)/fedkin reproduce page
 
 benchmark: .venv/.run

@@ -72,7 +72,7 @@ def resume(
     for name in where:
         if name not in WHERE:
             raise FedkinError(f"{name} cannot change when a run is resumed: only {', '.join(WHERE)} can")
-    if "terms" in run_folder.about:
+    if run_folder.is_real:
         raise FedkinError(f"{folder} is a run of a real federation: go on with it by fedkin start DIR --resume RUN")
     config = run_folder.config
     settings = config.model_dump() | {name: value for name, value in where.items() if value is not None}
@@ -97,7 +97,7 @@ def load(folder: str | Path, finished: bool = True) -> Result:
         config=config,
         method=config.method,
         history=run_folder.history(),
-        models=run_folder.models() if finished else Models(torch.zeros(0, 0), []),
+        models=run_folder.models() if finished else Models.none(),
         client_names=tuple(about["clients"]),
         seconds=run_folder.seconds(),
         folder=run_folder.path,

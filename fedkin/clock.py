@@ -132,10 +132,7 @@ class Clock:
 
         `counts` says which replies count towards the first K.
         """
-        wanted, deadline = math.inf, math.inf
-        if not self.synchronous:
-            wanted = self.schedule.first or math.inf
-            deadline = self.now + self.schedule.window if self.schedule.window else math.inf
+        wanted, deadline = self._goal()
         ended: list[Flight] = []
         while self._queue and wanted > 0 and self._queue[0][0] <= deadline:
             time, client = heapq.heappop(self._queue)
@@ -150,6 +147,13 @@ class Clock:
         if deadline < math.inf:
             self.now = deadline
         return ended
+
+    def _goal(self) -> tuple[float, float]:
+        """When the server acts: how many replies it wants, and until when it waits for them."""
+        if self.synchronous:
+            return math.inf, math.inf
+        window = self.schedule.window
+        return self.schedule.first or math.inf, self.now + window if window else math.inf
 
     # Saving and restoring.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -131,6 +132,12 @@ class Config(BaseModel):
     def data_name(self) -> str:
         """The data in a word: the dataset's name, or the last part of a folder's path."""
         return Path(self.data).name if Path(self.data).is_absolute() else self.data
+
+    @property
+    def matters(self) -> dict[str, Any]:
+        """What the result depends on: all settings but those of `WHERE`, as JSON has them (a tuple is a list)."""
+        matters: dict[str, Any] = json.loads(self.model_dump_json(exclude=set(WHERE)))
+        return matters
 
     @property
     def training(self) -> Training:

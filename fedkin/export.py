@@ -51,15 +51,20 @@ class Personal:
                 "from here: give --model as a name or as file.py:Class"
             )
         trained = folder.models()
-        vector, second = trained[client], trained.beside.get(client)
-        kept = {name: about[name] for name in ("shape", "pixels", "mean", "std", "classes")}
-        about = {"model": config.model, **kept, "client": about["clients"][client]}
-        return Personal.of(about, vector, second)
+        return Personal.of(about, config.model, client, trained[client], trained.beside.get(client))
 
     @staticmethod
-    def of(about: Mapping[str, Any], vector: Tensor, second: tuple[str, Tensor] | None = None) -> Personal:
-        """From its numbers [D], and those of a second network by its name; `about` holds what `ABOUT` lists."""
-        about = {**about, "beside": second[0]} if second else dict(about)
+    def of(
+        described: Mapping[str, Any],
+        model: str | None,
+        client: int,
+        vector: Tensor,
+        second: tuple[str, Tensor] | None = None,
+    ) -> Personal:
+        """From its numbers [D], and those of a second network by its name; `described` is as of `api.describe`."""
+        kept = {name: described[name] for name in ("shape", "pixels", "mean", "std", "classes")}
+        about = {"model": model, **kept, "client": described["clients"][client]}
+        about |= {"beside": second[0]} if second else {}
         networks = _networks(about)
         for network, numbers in zip(networks.values(), (vector, *([second[1]] if second else [])), strict=True):
             network.load_state_dict(Layout(network).tensors(numbers.float()), strict=False)

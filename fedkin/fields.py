@@ -14,15 +14,18 @@ from fedkin.errors import FedkinError, unknown
 T = TypeVar("T")
 
 
-def filled(cls: type[T], settings: Mapping[str, Any], owner: str, kind: str) -> T:
-    """An object with these settings. Text is read by its field's type; `owner` and `kind` are for what is told."""
+def filled(cls: type[T], settings: Mapping[str, Any], what: str, owner: str, kind: str) -> T:
+    """An object with these settings; text is read by its field's type.
+
+    A mistake is told of as, for example, one in a hyper-parameter (`kind`) of the method (`what`) fedprox (`owner`).
+    """
     hints = get_type_hints(cls, include_extras=True)
     known = [field.name for field in fields(cls)]  # type: ignore[arg-type]
     values: dict[str, Any] = {}
     for key, value in settings.items():
         if key not in known:
             if not known:
-                raise FedkinError(f"{owner!r} has no {kind}s, but {key!r} was given")
+                raise FedkinError(f"{what} {owner!r} has no {kind}s, but {key!r} was given")
             raise unknown(f"{kind} of {owner}", key, known)
         try:
             values[key] = _read(TypeAdapter(hints[key]), value)

@@ -78,6 +78,11 @@ class Models:
     beside: dict[int, tuple[str, Tensor]] = field(default_factory=dict)
     """Client to a second network, by name and numbers, whose class scores are added to its model's."""
 
+    @staticmethod
+    def none() -> Models:
+        """Of a run that is not finished, or whose models are with its clients."""
+        return Models(torch.zeros(0, 0), [])
+
     def __len__(self) -> int:
         return len(self.row_of)
 

@@ -173,7 +173,7 @@ MISTAKES = {
     # hyper-parameters
     f"{RUN} --set mu": "--set takes key=value, but 'mu' was given",
     f"{RUN} --set =1": "--set takes key=value, but '=1' was given",
-    f"{RUN} --set mu=1": "'fedavg' has no hyper-parameters, but 'mu' was given",
+    f"{RUN} --set mu=1": "method 'fedavg' has no hyper-parameters, but 'mu' was given",
     RUN.replace("fedavg", "fedprox") + " --set mx=1": "unknown hyper-parameter of fedprox 'mx': did you mean",
     RUN.replace("fedavg", "fedprox") + " --set mu=abc": "fedprox's mu should be a valid number",
     RUN.replace("fedavg", "fedprox") + " --set mu=-1": "fedprox's mu should be greater than or equal to 0",

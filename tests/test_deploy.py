@@ -20,13 +20,14 @@ from fedkin import methods
 
 pytest.importorskip("flwr", reason="real federations need the extra flower")
 from fedkin.deploy.at_client import MODEL, Home, answer
-from fedkin.deploy.at_server import EVENTS, serve
+from fedkin.deploy.at_server import serve
 from fedkin.deploy.folder import make, public_keys
 from fedkin.deploy.letter import pack, unpack
 from fedkin.deploy.post import Came
 from fedkin.deploy.terms import FILE, Terms
 from fedkin.export import Personal
 from fedkin.layout import Layout
+from fedkin.runs.folder import EVENTS
 
 NAMES = ("north", "south", "west")
 SETTINGS: dict[str, Any] = {"rounds": 2, "epochs": 1, "batch": 16, "lr": 0.05, "model": "mlp", "seed": 3}

@@ -6,7 +6,6 @@ import filecmp
 import os
 import re
 import runpy
-import shlex
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -16,56 +15,13 @@ from urllib.parse import unquote
 
 import pytest
 import torch
+from pages import ROOT, blocks, play
 
 import fedkin
-from fedkin.cli import main
 from fedkin.methods import registry
-from fedkin.report import algebra
+from fedkin.report import algebra, algebra_page
 
-ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-
-
-def blocks(page: str) -> list[tuple[str, str]]:
-    """Language and text of the blocks of a page."""
-    return re.findall(r"^```(\w+)\n(.*?)^```$", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL)
-
-
-def says(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    """The exit code of a command of fedkin and what it writes to standard error."""
-    program, *arguments = shlex.split(line)
-    assert program == "fedkin"
-    monkeypatch.setattr(sys, "argv", ["fedkin", *arguments])
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        main()
-    code = ended.value.code
-    return code if isinstance(code, int) else 0 if code is None else 1, capsys.readouterr().err
-
-
-def play(page: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> int:
-    """Run everything in a page, in order; the number of commands."""
-    commands = 0
-    for language, text in blocks(page):
-        file = re.match(r"# file: (\S+)\n", text)
-        if file:
-            Path(file[1]).write_text(text)
-        elif language == "python":
-            Path("block.py").write_text(text)
-            runpy.run_path("block.py")
-        elif language == "console":
-            for line, expected in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE):
-                code, error = says(line, monkeypatch, capsys)
-                assert code == 2, line
-                assert error.replace(f"{Path.cwd()}/", "").split() == expected.split(), line
-                commands += 1
-        else:
-            assert language == "bash", f"a {language} block in {page}"
-            for line in text.strip().splitlines():
-                code, error = says(line, monkeypatch, capsys)
-                assert code == 0, f"{line}: {error}"
-                commands += 1
-    return commands
 
 
 @pytest.mark.slow
@@ -73,7 +29,7 @@ def test_the_tutorial_runs_as_it_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert play("tutorial.md", monkeypatch, capsys) >= 8
+    assert play("docs/tutorial.md", monkeypatch, capsys)[0] >= 8
     for made in ("split.png", "clients.png", "client3.safetensors", "runs/tour/report.html"):
         assert Path(made).stat().st_size > 5000, made
 
@@ -83,13 +39,13 @@ def test_the_page_on_own_data_runs_and_its_errors_say_what_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert play("own-data.md", monkeypatch, capsys) >= 9
+    assert play("docs/own-data.md", monkeypatch, capsys)[0] >= 9
 
 
 @pytest.mark.slow
 def test_the_first_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for language, text in blocks("index.md"):
+    for language, text in blocks("docs/index.md"):
         assert language == "python"
         Path("block.py").write_text(text)
         runpy.run_path("block.py")
@@ -99,7 +55,7 @@ def test_the_first_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def shrink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The method of the page on own methods, in a file, just as it stands there."""
     monkeypatch.chdir(tmp_path)
-    (text,) = [text for language, text in blocks("own-method.md") if language == "python"]
+    (text,) = [text for language, text in blocks("docs/own-method.md") if language == "python"]
     Path("shrink.py").write_text(text)
     return "shrink.py:Shrink"
 
@@ -112,7 +68,7 @@ def test_the_method_of_the_page_runs_from_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert play("own-method.md", monkeypatch, capsys) == 2
+    assert play("docs/own-method.md", monkeypatch, capsys)[0] == 2
     assert "shrink" not in registry(), "the page says that it is not in the collection"
 
 
@@ -201,8 +157,8 @@ def test_the_algebra_of_known_methods_is_what_their_papers_say(
 
 @pytest.mark.slow
 def test_the_page_of_the_algebra_is_up_to_date() -> None:
-    assert (DOCS / "images/mixing.svg").read_text() == algebra.svg(), "run: make docs"
-    assert (DOCS / "algebra.md").read_text() == algebra.markdown(), "run: make docs"
+    assert (DOCS / "images/mixing.svg").read_text() == algebra_page.svg(), "run: make docs"
+    assert (DOCS / "algebra.md").read_text() == algebra_page.markdown(), "run: make docs"
 
 
 def test_the_page_on_architecture_tells_of_every_module() -> None:

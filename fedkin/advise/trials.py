@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -13,7 +12,6 @@ import numpy as np
 
 from fedkin import api
 from fedkin.advise.evidence import CANDIDATES, GLOBAL, LOCAL, REFERENCES, Numbers, Row
-from fedkin.config import WHERE, Config
 from fedkin.data.dataset import Split
 from fedkin.data.federation import Federation
 from fedkin.data.partitions.task import hold_out
@@ -82,13 +80,8 @@ def _opened(setup: Setup, path: Path) -> RunFolder:
     if not (path / CONFIG).exists():
         return RunFolder.create(path, setup.config, about)
     folder = RunFolder.open(path)
-
-    def matters(config: Config) -> str:
-        # As text, since a tuple comes back from its file as a list.
-        return json.dumps({name: value for name, value in config.model_dump().items() if name not in WHERE})
-
     same = folder.about["data_fingerprint"] == about["data_fingerprint"]
-    if not same or matters(folder.config) != matters(setup.config):
+    if not same or folder.config.matters != setup.config.matters:
         what = "settings" if same else "data"
         raise FedkinError(f"{path} holds a trial with other {what}: give the same ones to go on, or another folder")
     return folder

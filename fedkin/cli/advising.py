@@ -83,17 +83,15 @@ def _tell(advice: Advice) -> None:
 
 def table(advice: Advice) -> Table:
     """The evidence for a terminal of 80 columns, the method that is recommended in bold."""
-    made = Table(
-        title="Accuracy in % on validation samples",
-        caption="sd: standard deviation over clients; vs alone: % of clients that are better (+) and worse (−) off "
+    from fedkin.report.summary import brief, headed
+
+    made = headed(
+        "Accuracy in % on validation samples",
+        "sd: standard deviation over clients; vs alone: % of clients that are better (+) and worse (−) off "
         "than with local-only for as many rounds; kB: sent and received per client and round; work: gradient steps per "
         "client and round; time: of all trials",
-        title_justify="left",
-        caption_justify="left",
+        *("method", "mean", "sd", "worst", "vs alone", "rounds", "kB", "work", "time"),
     )
-    made.add_column("method", no_wrap=True)
-    for name in ("mean", "sd", "worst", "vs alone", "rounds", "kB", "work", "time"):
-        made.add_column(name, justify="right", no_wrap=True)
     for row in advice.table:
         numbers = (row.accuracy, row.spread, row.worst)
         made.add_row(
@@ -103,7 +101,7 @@ def table(advice: Advice) -> Table:
             str(row.rounds),
             f"{row.bytes / 1e3:.1f}",
             f"{row.steps:.0f}",
-            f"{row.seconds:.{1 if row.seconds < 9.95 else 0}f}s",
+            brief(row.seconds),
             style="bold" if row.method == advice.method else None,
         )
     return made

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedkin.cli.options import Json, pairs, takes
+from fedkin.cli.options import Json, free_folder, pairs, takes
 from fedkin.cli.progress import shown
 from fedkin.errors import FedkinError, Stopped
 
@@ -159,12 +159,14 @@ def start(
     from fedkin.cli.running import tell
     from fedkin.deploy.control import submit
     from fedkin.deploy.terms import Terms
+    from fedkin.runs.folder import CONFIG
 
     terms = Terms.read(folder)
     config = terms.setup(folder).config
-    name = resume or _free(folder / "runs", Path(config.method).stem.replace(":", "-"))
-    out = folder / "runs" / name
-    if resume and not (out / "config.json").exists():
+    runs = folder / "runs"
+    out = runs / resume if resume else free_folder(Path(config.method).stem, runs)
+    name = out.name
+    if resume and not (out / CONFIG).exists():
         raise FedkinError(f"there is no run {resume} in {folder / 'runs'}")
     with _until_stopped(f"; the run goes on, and fedkin plot {out} shows how far it is"):
         number = submit(folder, name)
@@ -180,19 +182,20 @@ def start(
 def _follow(folder: Path, number: int, out: Path, watch: Any) -> None:
     """Show rounds as they end, until the run has."""
     from fedkin.deploy.control import Control, inner_port
-    from fedkin.runs.folder import RESULT, RunFolder
+    from fedkin.runs.folder import METRICS, RESULT, RunFolder
 
-    control, seen, events = Control(folder, inner_port(folder)), 0, 0
+    control, seen, events, size = Control(folder, inner_port(folder)), 0, 0, 0
     asked = 0.0
     while True:
-        finished = (out / RESULT).exists()
-        if (out / "config.json").exists():
+        finished, metrics = (out / RESULT).exists(), out / METRICS
+        if metrics.exists() and metrics.stat().st_size != size:
+            size = metrics.stat().st_size
             run = RunFolder.open(out)
             history = run.history()
             for happened in history[seen:]:
                 watch(happened, run.seconds())
             seen = len(history)
-            events = _events(out, events)
+        events = _events(out, events)
         if finished:
             return
         if time.monotonic() - asked > 3:
@@ -204,20 +207,14 @@ def _follow(folder: Path, number: int, out: Path, watch: Any) -> None:
 
 
 def _events(out: Path, seen: int) -> int:
-    path = out / "events.jsonl"
+    from fedkin.runs.folder import EVENTS
+
+    path = out / EVENTS
     lines = path.read_text("utf-8").splitlines() if path.exists() else []
     for line in lines[seen:]:
         event = json.loads(line)
         print(f"{event['client']}: {event['event']}: {event['why']}", file=sys.stderr, flush=True)
     return len(lines)
-
-
-def _free(runs: Path, name: str) -> str:
-    k, free = 1, name
-    while (runs / free).exists():
-        k += 1
-        free = f"{name}-{k}"
-    return free
 
 
 def _say(text: str) -> None:

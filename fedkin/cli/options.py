@@ -104,9 +104,9 @@ def pairs(settings: Iterable[str]) -> dict[str, str]:
     return read
 
 
-def free_folder(name: str) -> Path:
-    """A folder under runs/ that does not exist yet."""
-    base = Path("runs") / "".join(c if c.isalnum() or c in "-._" else "-" for c in name)
+def free_folder(name: str, under: Path = Path("runs")) -> Path:
+    """A folder under runs/, or another one, that does not exist yet."""
+    base = under / "".join(c if c.isalnum() or c in "-._" else "-" for c in name)
     k, path = 1, base
     while path.exists():
         k += 1

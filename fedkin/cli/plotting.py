@@ -76,13 +76,14 @@ def report(
 
     [dim]fedkin report runs/compare-digits -o report.html[/dim]
     """
+    from fedkin import api
     from fedkin.report import html
     from fedkin.runs.folder import CONFIG
 
     if to.suffix not in (".html", ".htm"):
         raise FedkinError(f"a report is an .html file, but {to} was given")
     folders = [found for run in runs for found in ([run] if (run / CONFIG).exists() else _below(run, CONFIG))]
-    results = html.gathered(folders, finished=False)
+    results = html.gathered(api.load(folder, finished=False) for folder in folders)
     for label, each in results.items():
         if not all(run.evaluated for run in each):
             raise FedkinError(f"{label} has no round that was judged yet")

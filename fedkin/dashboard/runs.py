@@ -22,10 +22,10 @@ from typing import Any
 from fedkin import api
 from fedkin.errors import FedkinError
 from fedkin.result import Result
-from fedkin.runs.folder import CONFIG, METRICS, RESULT, TIMINGS, RunFolder
+from fedkin.runs.folder import CONFIG, EVENTS, METRICS, RESULT, TERMS, TIMINGS, RunFolder
 from fedkin.scores import Score
 
-EVENTS, MIXING = "events.jsonl", "mixing"
+MIXING = "mixing"
 FILES = (CONFIG, METRICS, TIMINGS, RESULT, EVENTS, MIXING)
 """What is read of a run folder."""
 QUIET = 60.0
@@ -193,11 +193,11 @@ class Runs:
             about, config = run.about, run.config
             line: dict[str, Any] = {
                 "method": config.method,
-                "data": "on its clients" if "terms" in about else config.data_name,
+                "data": "on its clients" if TERMS in about else config.data_name,
                 "seed": config.seed,
                 "clients": len(about["clients"]),
                 "rounds": config.rounds,
-                "real": "terms" in about,
+                "real": TERMS in about,
                 "finished": (path / RESULT).is_file(),
             }
             rounds = _from_the_end(path / METRICS)

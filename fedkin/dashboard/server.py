@@ -185,7 +185,7 @@ def _compare(runs: Runs, ids: Sequence[str], together: bool) -> dict[str, Any]:
     if not found:
         return {"wrong": wrong}
     if together:
-        results = html.gathered([runs.root / id for id in found], finished=False)
+        results = html.gathered(found.values())
     else:
         results = {label: [found[id]] for label, id in zip(_labels(list(found)), found, strict=True)}
     judged = [run.evaluated[0] for run in found.values() if run.evaluated]

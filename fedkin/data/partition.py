@@ -152,8 +152,8 @@ def split_owned(data: Dataset, test_ratio: float | None, seed: int) -> Split:
         need(0 < test_ratio < 1, f"test_ratio lies between 0 and 1, not at {test_ratio}")
         _check_sizes(owner, data.owners, f"in {data.name}")
         held_out = np.zeros(len(data), dtype=np.bool_)
-        for i in range(len(data.owners)):
-            rows = np.flatnonzero(owner == i)
+        sizes = np.bincount(owner, minlength=len(data.owners))
+        for i, rows in enumerate(np.split(np.argsort(owner, kind="stable"), np.cumsum(sizes)[:-1])):
             held_out[rows] = own_test(data.y[rows], test_ratio, seed, i)
     return _collect(np.arange(len(data)), owner, held_out, data.owners)
 

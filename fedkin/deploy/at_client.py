@@ -19,7 +19,7 @@ from fedkin import api
 from fedkin.data.folder import read_own
 from fedkin.data.partition import own_test
 from fedkin.deploy.letter import pack, unpack
-from fedkin.deploy.terms import Terms, read_public
+from fedkin.deploy.terms import Terms, read_public, site_of
 from fedkin.engine.worker import Job, Scored, Worker
 from fedkin.errors import FedkinError
 from fedkin.export import Personal
@@ -126,11 +126,9 @@ def _answer(message: Message, about: Mapping[str, Any], home: Home) -> bytes:
 
 def _write_model(setup: Setup, worker: Worker, job: Job, home: Home) -> None:
     """The client's personalised model, on its own disk."""
-    described = api.describe(setup)
-    about = {name: described[name] for name in ("shape", "pixels", "mean", "std", "classes")}
-    about |= {"model": setup.config.model, "client": described["clients"][job.client]}
     [(w, second)] = worker.keep([job])
-    Personal.of(about, w, second).save(home.folder / MODEL)
+    personal = Personal.of(api.describe(setup), setup.config.model, job.client, w, second)
+    personal.save(home.folder / MODEL)
 
 
 @lru_cache(maxsize=1)
@@ -141,19 +139,8 @@ def at_work(terms_text: str, home: Home, client: int) -> tuple[Setup, Worker]:
         raise FedkinError(f"there is no client {client}")
     setup = terms.setup(home.base, read_public(home.public, terms.samples))
     x, y, is_test = own_samples(setup, home.data, client)
-    split, public = setup.federation.split, setup.federation.data
-    train, test = list(split.train), list(split.test)
-    train[client], test[client] = np.flatnonzero(~is_test), np.flatnonzero(is_test)
-    site = replace(
-        setup.site(),
-        x=np.concatenate([x, public.x]),
-        y=np.concatenate([y, public.y]),
-        train=tuple(train),
-        test=tuple(test),
-        public=len(x) + split.public,
-        device=home.device,
-    )
-    return setup, Worker(site)
+    site = site_of(setup, client, x, y, np.flatnonzero(~is_test), np.flatnonzero(is_test))
+    return setup, Worker(replace(site, device=home.device))
 
 
 def own_samples(

@@ -9,24 +9,19 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-import torch
-
 from fedkin import api
 from fedkin.deploy.checks import Replies, most_bytes
 from fedkin.deploy.post import Carrier, Post
 from fedkin.deploy.remote import RealTime, Remote, WallClock, check
-from fedkin.deploy.terms import Terms, read_public
+from fedkin.deploy.terms import PUBLIC, Terms, read_public
 from fedkin.errors import FedkinError
 from fedkin.late import WAIT
 from fedkin.result import Models, Result
 from fedkin.runs.files import append_line
-from fedkin.runs.folder import RunFolder
+from fedkin.runs.folder import CONFIG, EVENTS, TERMS, RunFolder
 from fedkin.schedule import Stragglers, schedule
 from fedkin.setup import Setup
-from fedkin.simulate import Simulation, Watch, one_thread, play
-
-EVENTS = "events.jsonl"
-PUBLIC = "public.npz"
+from fedkin.simulate import Simulation, one_thread, play
 
 
 def serve(
@@ -35,7 +30,6 @@ def serve(
     folder: Path,
     out: Path,
     base: Path | None = None,
-    watch: Watch | None = None,
 ) -> Result:
     """Run a federation to its last round, or go on with the run in folder `out`.
 
@@ -46,7 +40,7 @@ def serve(
     setup = terms.setup(base or folder, read_public(public if public.exists() else None, terms.samples))
     run = _run_folder(out, setup, terms)
     replies = Replies(setup)
-    about = {"terms": run.about["terms"], "run": run.about["run"]}
+    about = {"terms": run.about[TERMS], "run": run.about["run"]}
     by_key = {key: terms.clients.index(name) for key, name in keys.items() if name in terms.clients}
     if len(by_key) < len(terms.clients):
         raise FedkinError(f"there are keys for {len(by_key)} of the {len(terms.clients)} clients in {folder}")
@@ -63,21 +57,20 @@ def serve(
         simulation = Simulation(setup, remote, out, clock)
         if clock:
             clock.private = lambda client: simulation.private.get(client, {})
-        history, seconds = play(simulation, run, watch)
+        history, seconds = play(simulation, run)
         remote.map("finish", [([job],) for job in simulation.served()])
-        nothing = Models(torch.zeros(0, simulation.fed.layout.size), [])
-        result = simulation.result(nothing, history, seconds, run)
+        result = simulation.result(Models.none(), history, seconds, run)
     run.finish(None, result.summary())
     return result
 
 
 def _run_folder(out: Path, setup: Setup, terms: Terms) -> RunFolder:
     text = terms.model_dump_json()
-    if not (out / "config.json").exists():
-        about = {"run": secrets.token_hex(8), "terms": text, "models": "on clients"}
+    if not (out / CONFIG).exists():
+        about = {"run": secrets.token_hex(8), TERMS: text}
         return RunFolder.create(out, setup.config, {**api.describe(setup), **about})
     run = RunFolder.open(out)
-    if run.about.get("terms") != text:
+    if run.about.get(TERMS) != text:
         raise FedkinError(f"{out} holds a run with other terms than settings.toml has now: start a new one")
     return run
 

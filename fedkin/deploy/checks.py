@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkin.engine.worker import Job, Worker
+from fedkin.deploy.terms import site_of
+from fedkin.engine.worker import Job, Site, Worker
 from fedkin.errors import FedkinError
 from fedkin.method import Message
 from fedkin.setup import Setup
@@ -77,22 +78,11 @@ def _told(kind: Kind | None) -> str:
     return f"{kind[0]} {list(kind[1])}" if kind and kind[1] else kind[0] if kind else "missing"
 
 
-def _made_up(setup: Setup, client: int) -> Any:
+def _made_up(setup: Setup, client: int) -> Site:
     """A site on which a client has four samples of noise of every class, and a short training."""
-    site, classes = setup.site(), setup.federation.classes
-    rng = np.random.default_rng(0)
-    own = 4 * classes
-    x: Any = rng.integers(0, 256, (own, *setup.federation.shape)).astype(site.x.dtype)
-    rows = np.arange(own)
-    train, test = list(site.train), list(site.test)
-    train[client] = test[client] = rows
-    return replace(
-        site,
-        x=np.concatenate([x, site.x]),
-        y=np.concatenate([rows % classes, site.y]),
-        train=tuple(train),
-        test=tuple(test),
-        public=own + site.public,
-        training=replace(site.training, epochs=1, minibatches=min(1, site.training.minibatches)),
-        device="cpu",
-    )
+    classes, shape = setup.federation.classes, setup.federation.shape
+    rows = np.arange(4 * classes)
+    noise = np.random.default_rng(0).integers(0, 256, (len(rows), *shape))
+    site = site_of(setup, client, noise.astype(setup.federation.data.x.dtype), rows % classes, rows, rows)
+    training = replace(site.training, epochs=1, minibatches=min(1, site.training.minibatches))
+    return replace(site, training=training, device="cpu")

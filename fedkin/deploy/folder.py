@@ -27,8 +27,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedkin.deploy.at_server import PUBLIC
-from fedkin.deploy.terms import FILE, Terms
+from fedkin.deploy.terms import FILE, PUBLIC, Terms
 from fedkin.errors import FedkinError
 from fedkin.runs.files import make_folder
 from fedkin.runs.folder import refuse_full

@@ -64,7 +64,7 @@ class ByFlower:
 
     def refused(self) -> list[tuple[bytes, str]]:
         """Whom the gate has sent away since this was last asked: their public keys, and why."""
-        if not self.refusals or not self.refusals.exists():
+        if not self.refusals or not self.refusals.exists() or self.refusals.stat().st_size == self._read:
             return []
         with self.refusals.open() as file:
             file.seek(self._read)

@@ -10,13 +10,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from fedkin.deploy.at_server import PUBLIC
 from fedkin.deploy.control import FLOWER
 from fedkin.deploy.folder import CA, KEY, LOOPBACK, ClientFolder, secret
 from fedkin.deploy.programs import Programs, environment, free_port, last_words
+from fedkin.deploy.terms import PUBLIC
 from fedkin.errors import FedkinError
 
-STARTING = 60.0
 AGAIN = 5.0
 """Seconds after which a node that the server did not take is started again."""
 
@@ -47,7 +46,7 @@ def run(client: ClientFolder, data: Path, device: str, threads: int, tell: Calla
     ]
     with Programs() as programs:
         programs.start(node, env, log)
-        programs.wait_for(port, STARTING, log)
+        programs.wait_for(port, log)
         programs.start(worker, env, log, "the worker")
         tell(f"{client.name}: taking part in the federation of {client.server}; what happens is in {log}")
         while True:

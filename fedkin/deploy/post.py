@@ -17,6 +17,8 @@ from fedkin.method import Message as Values
 
 PAUSE = 0.05
 """Seconds between two looks for answers, when there is nothing else to do."""
+VERSION = "version"
+"""Under this name the server keeps, of what a client keeps to itself, the version."""
 AGAIN = 2.0
 """Seconds after which a letter that came back is sent once more."""
 
@@ -85,7 +87,7 @@ class Post:
         patience: float,
         check: Check,
         note: Note,
-        most: int = 1 << 30,
+        most: int,
     ) -> None:
         self.carrier, self.keys, self.about, self.patience = carrier, keys, dict(about), patience
         self.check, self.note, self.most = check, note, most
@@ -132,7 +134,7 @@ class Post:
             "client": job.client,
             "round": job.round,
             "exchange": job.exchange,
-            "version": job.private.get("version", ""),
+            "version": job.private.get(VERSION, ""),
             "extra": letter.extra,
             "nonce": letter.nonce,
         }

@@ -85,7 +85,7 @@ class Programs:
                 continue
         process.wait()
 
-    def wait_for(self, port: int, seconds: float, log: Path) -> None:
+    def wait_for(self, port: int, log: Path, seconds: float = 60.0) -> None:
         """Until somebody listens."""
         end = time.monotonic() + seconds
         while not listening(port):

@@ -10,13 +10,11 @@ from typing import Any, ClassVar
 
 from fedkin.clock import Clock, Flight
 from fedkin.deploy.checks import Refused, Replies
-from fedkin.deploy.post import PAUSE, Letter, Post
+from fedkin.deploy.post import PAUSE, VERSION, Letter, Post
 from fedkin.engine.worker import Done, Job, Scored
 from fedkin.errors import FedkinError
-from fedkin.method import Message
+from fedkin.method import TRAIN, Message
 from fedkin.schedule import Plan, Schedule, Task
-
-VERSION = "version"
 
 
 class Remote:
@@ -139,7 +137,7 @@ class WallClock(Clock):
     def _put(self, flight: Flight) -> None:
         self.idle.discard(flight.client)
         self.flights[flight.client] = flight
-        job = Job(flight.client, flight.message, self.private(flight.client), flight.round, "train")
+        job = Job(flight.client, flight.message, self.private(flight.client), flight.round, TRAIN)
         letter = self.remote.letter("local", job)
         self._letters[flight.client] = letter
         self.remote.post.send(letter)
@@ -150,10 +148,7 @@ class WallClock(Clock):
 
     def advance(self, counts: Callable[[Flight], bool]) -> list[Flight]:
         """Until the server acts; what ended on the way, in order of time."""
-        wanted, deadline = math.inf, math.inf
-        if not self.synchronous:
-            wanted = self.schedule.first or math.inf
-            deadline = self.now + self.schedule.window if self.schedule.window else math.inf
+        wanted, deadline = self._goal()
         ended: list[Flight] = []
         while self.flights and wanted > 0 and self.now < deadline:
             stepped = self.remote.post.step()

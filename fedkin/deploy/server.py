@@ -19,8 +19,6 @@ from fedkin.deploy.programs import Programs, environment, free_port, last_words,
 from fedkin.deploy.terms import Terms
 from fedkin.errors import FedkinError
 
-STARTING = 60.0
-
 
 def run(folder: Path, listen: str, tell: Callable[[str], object]) -> None:
     """Serve until we are told to stop; `listen` is the address that the gate listens on."""
@@ -45,7 +43,7 @@ def run(folder: Path, listen: str, tell: Callable[[str], object]) -> None:
             env,
             log,
         )
-        programs.wait_for(port, STARTING, log)
+        programs.wait_for(port, log)
         Control(folder, port).register(keys)
         programs.start(
             [

@@ -15,14 +15,15 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from fedkin import api, methods
 from fedkin.config import Config, Count, Positive, one_sentence
-from fedkin.data.dataset import Dataset, Split
+from fedkin.data.dataset import Dataset, Indices, Split
 from fedkin.data.federation import Federation, is_folder
 from fedkin.data.folder import read_own
+from fedkin.engine.worker import Site
 from fedkin.errors import FedkinError
 from fedkin.schedule import Latency, schedule
 from fedkin.setup import Setup
 
-FILE = "settings.toml"
+FILE, PUBLIC = "settings.toml", "public.npz"
 Public = tuple[npt.NDArray[Any], npt.NDArray[np.int64]]
 """Samples [n, *shape] and labels [n]."""
 SPELLED = ("rounds", "join", "schedule", "late", "epochs", "batch", "lr", "seed", "evaluate_every")
@@ -155,6 +156,21 @@ def samples_like(data: str) -> dict[str, Any]:
     ).data
     described = {"shape": found.x.shape[1:], "pixels": found.x.dtype == np.uint8, "classes": found.classes}
     return described | {"mean": found.mean, "std": found.std}
+
+
+def site_of(setup: Setup, client: int, x: npt.NDArray[Any], y: Indices, train: Indices, test: Indices) -> Site:
+    """A site with one client's samples x [n, *shape] and labels y [n], and the public ones after them."""
+    public, split = setup.federation.data, setup.federation.split
+    own = {"train": list(split.train), "test": list(split.test)}
+    own["train"][client], own["test"][client] = train, test
+    return replace(
+        setup.site(),
+        x=np.concatenate([x, public.x]),
+        y=np.concatenate([y, public.y]),
+        train=tuple(own["train"]),
+        test=tuple(own["test"]),
+        public=len(x) + split.public,
+    )
 
 
 class Elsewhere(Federation):

@@ -36,4 +36,4 @@ def method_class(name: str) -> type[Method]:
 
 def make(name: str, settings: Mapping[str, Any] | None = None) -> Method:
     """A method with hyper-parameters. Text values, as from a command line, are read by their field's type."""
-    return filled(method_class(name), settings or {}, name, "hyper-parameter")
+    return filled(method_class(name), settings or {}, "method", name, "hyper-parameter")

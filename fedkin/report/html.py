@@ -10,7 +10,6 @@ import plotly.graph_objects as go
 from jinja2 import Environment, PackageLoader, select_autoescape
 from plotly.offline import get_plotlyjs
 
-from fedkin import api
 from fedkin.report import charts
 from fedkin.report.summary import lines
 from fedkin.result import Result
@@ -59,13 +58,12 @@ def _part(figure: go.Figure | None) -> str:
     return part
 
 
-def gathered(folders: Iterable[Path], finished: bool = True) -> dict[str, list[Result]]:
+def gathered(runs: Iterable[Result]) -> dict[str, list[Result]]:
     """Runs by label: those that differ in nothing but the seed are one, and a label says what the others differ in."""
-    runs = [api.load(folder, finished) for folder in folders]
     alike: dict[str, list[Result]] = {}
     for run in runs:
-        settings = run.config.model_dump(exclude={"seed", "engine", "workers", "ray_address", "device", "vectorize"})
-        alike.setdefault(json.dumps([run.method, settings], sort_keys=True, default=str), []).append(run)
+        settings = {k: v for k, v in run.config.matters.items() if k not in ("seed", "vectorize")}
+        alike.setdefault(json.dumps([run.method, settings], sort_keys=True), []).append(run)
     labels: dict[str, list[Result]] = {}
     for group in alike.values():
         policy = f"@{group[0].config.late}" if group[0].config.late != "stale" else ""

@@ -70,18 +70,13 @@ def _worst(result: Result) -> float:
 
 def table(results: Mapping[str, Sequence[Result]]) -> Table:
     """The comparison for a terminal of 80 columns, the best accuracy in bold."""
-    made = Table(
-        title="Accuracy in %, last round, mean over clients",
-        caption="sample: every test sample counts once; worst: mean of the 10 % of clients with the lowest "
+    made = headed(
+        "Accuracy in %, last round, mean over clients",
+        "sample: every test sample counts once; worst: mean of the 10 % of clients with the lowest "
         "accuracy; global: the global model on all test sets; best: the best round, chosen on the test sets "
         "and so not a fair headline",
-        title_justify="left",
-        caption_justify="left",
+        *("method", "accuracy", "sample", "worst", "global", "best", "MB sent", "time"),
     )
-    made.add_column("method", no_wrap=True)
-    made.add_column("accuracy", justify="right", no_wrap=True)
-    for name in ("sample", "worst", "global", "best", "MB sent", "time"):
-        made.add_column(name, justify="right", no_wrap=True)
     for line in lines(results):
         made.add_row(
             escape(line.method),
@@ -91,6 +86,19 @@ def table(results: Mapping[str, Sequence[Result]]) -> Table:
             "–" if line.global_model is None else f"{line.global_model:.2f}",
             f"{line.best_round:.2f}",
             f"{line.megabytes:.1f}",
-            f"{line.seconds:.{1 if line.seconds < 9.95 else 0}f}s",
+            brief(line.seconds),
         )
     return made
+
+
+def headed(title: str, caption: str, *columns: str) -> Table:
+    """A table to be filled, names on the left and numbers on the right; no cell is broken."""
+    made = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
+    for k, name in enumerate(columns):
+        made.add_column(name, justify="right" if k else "left", no_wrap=True)
+    return made
+
+
+def brief(seconds: float) -> str:
+    """`4.2s`, `42s`."""
+    return f"{seconds:.{1 if seconds < 9.95 else 0}f}s"

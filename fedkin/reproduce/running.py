@@ -17,7 +17,6 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedkin import api, models
-from fedkin.config import WHERE
 from fedkin.costs import cost
 from fedkin.data import catalogue
 from fedkin.engine import default_workers
@@ -108,9 +107,7 @@ def reproduce(
     setup = prepared(cell, seed, workers)
     if (folder / "config.json").exists():
         run_folder = RunFolder.open(folder)
-        # As text, because a tuple comes back from its file as a list.
-        theirs, ours = (json.dumps(without_place(c.model_dump())) for c in (run_folder.config, setup.config))
-        if theirs != ours:
+        if run_folder.config.matters != setup.config.matters:
             raise FedkinError(f"{folder} holds a run with other settings: remove it, or give another --work folder")
     else:
         run_folder = RunFolder.create(folder, setup.config, api.describe(setup))
@@ -135,11 +132,6 @@ def _study(cell: Cell, seed: int, workers: int | None, show: Show | None) -> dic
     return {"table": cell.table, "run": cell.run, "seed": seed, "numbers": numbers, "seconds": seconds}
 
 
-def without_place(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings without those that say where a run happens."""
-    return {k: v for k, v in config.items() if k not in WHERE}
-
-
 def summarised(cell: Cell, result: Result, folder: RunFolder) -> dict[str, Any]:
     """A run in a few plain values."""
     last = result.evaluated[-1]
@@ -148,7 +140,7 @@ def summarised(cell: Cell, result: Result, folder: RunFolder) -> dict[str, Any]:
         "table": cell.table,
         "run": cell.run,
         "seed": result.config.seed,
-        "config": without_place(result.config.model_dump()),
+        "config": result.config.matters,
         "versions": folder.about["versions"] | {"machine": platform.machine(), "cores": os.cpu_count()},
         "data_fingerprint": folder.about["data_fingerprint"],
         "scores": [

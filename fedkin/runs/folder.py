@@ -22,8 +22,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fedkin.config import Config
 from fedkin.errors import FedkinError
 from fedkin.result import Models, Round
@@ -41,6 +39,9 @@ CONFIG, METRICS, TIMINGS, MODELS, RESULT = (
 ABOUT = {"config", "data_fingerprint", "shape", "pixels", "mean", "std", "classes", "clients"}
 LINES = {METRICS: {field.name for field in fields(Round)}, TIMINGS: {"round", "train", "evaluate"}}
 """What must be in config.json, and in a line of the others."""
+EVENTS = "events.jsonl"
+"""What was out of the ordinary in a real federation: who was left out or asked again, and why."""
+TERMS = "terms"
 TIMED = {"time", "tasks"}
 """What only lines of a run with a clock need."""
 
@@ -86,6 +87,11 @@ class RunFolder:
         if not isinstance(content, dict) or not content.keys() >= ABOUT:
             raise FedkinError(f"{self.path / CONFIG} is damaged: it needs {', '.join(sorted(ABOUT))}")
         return content
+
+    @property
+    def is_real(self) -> bool:
+        """Whether this is a run of a real federation, whose parties have agreed on terms."""
+        return TERMS in self.about
 
     @property
     def config(self) -> Config:
@@ -140,8 +146,8 @@ class RunFolder:
 
     def models(self) -> Models:
         """The final models of a finished run; those of a real federation are not here, but with its clients."""
-        if self.about.get("models") == "on clients":
-            return Models(torch.zeros(0, 0), [])
+        if self.is_real:
+            return Models.none()
         if not (self.path / MODELS).is_file():
             raise FedkinError(f"{self.path} has no final models yet: finish it with --resume {self.path}")
         return Models.from_bytes((self.path / MODELS).read_bytes(), str(self.path / MODELS))

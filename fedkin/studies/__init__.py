@@ -24,4 +24,4 @@ def make(name: str, settings: Mapping[str, Any] | None = None) -> Study:
     """A study with its settings; text is read by its field's type."""
     if name not in registry():
         raise unknown("study", name, registry())
-    return filled(registry()[name], settings or {}, name, "setting")
+    return filled(registry()[name], settings or {}, "study", name, "setting")

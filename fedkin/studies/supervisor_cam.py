@@ -122,7 +122,7 @@ class SupervisorCam(Study):
         """Test images of one client after the other, in an order of its own for each."""
         # Who never took part has a supervisor that has not learnt anything yet.
         took_part = sorted({i for happened in result.history for i in happened.participants})
-        federation, about = setup.federation, describe(setup) | {"model": setup.config.model}
+        federation, described, model = setup.federation, describe(setup), setup.config.model
         orders = {
             i: numpy_generator(self.seed, self.name, client=i).permutation(federation.split.test[i]) for i in took_part
         }
@@ -130,7 +130,7 @@ class SupervisorCam(Study):
         turns = [(i, order[k]) for k in range(longest) for i, order in orders.items() if k < len(order)]
         chosen = turns[: max(self.measured, self.images)]
         people = {
-            i: Personal.of(about | {"client": federation.split.names[i]}, result.models[i], result.models.beside[i])
+            i: Personal.of(described, model, i, result.models[i], result.models.beside[i])
             for i in {owner for owner, _ in chosen}
         }
         return [look(people[i], federation.data.x[row], federation.data.y[row]) for i, row in chosen]
