@@ -115,10 +115,16 @@ class Client:
         return randomness.generator(self.seed, purpose, self.round, self.id)
 
     def shuffled(self, epochs: int, purpose: str) -> Iterator[Tensor]:
-        """All training rows [n] in a new order, epoch by epoch."""
+        """All training rows [n], epoch by epoch: in a new order or, if the run has it so, always in the same."""
         order = self.generator(f"{self.exchange}/{purpose}")
         for _ in range(epochs):
-            yield self.train[torch.randperm(self.n, generator=order).to(self.train.device)]
+            yield self.in_order(purpose, order)
+
+    def in_order(self, purpose: str, order: torch.Generator) -> Tensor:
+        """All training rows [n], in the next order of a generator unless there is but one for all rounds."""
+        if self.training.order == "fixed":
+            order = randomness.generator(self.seed, f"{self.exchange}/{purpose}/order", 0, self.id)
+        return self.train[torch.randperm(self.n, generator=order).to(self.train.device)]
 
     def rows(self, epochs: int | None, purpose: str) -> Iterator[Tensor]:
         """Training rows [B], batch by batch: of so many epochs or, by default, as the run's settings say."""
@@ -137,7 +143,7 @@ class Client:
         return batches
 
     def going_on(self, count: int, purpose: str) -> Iterator[Tensor]:
-        """The next `count` batches of rows [B], where the last round stopped; every pass has a new order."""
+        """The next `count` batches of rows [B], where the last round stopped; every pass is shuffled anew."""
         name = f"{self.exchange}/{purpose}"
         place = self.private.get(f"passed/{name}", 0)
         self.private[f"passed/{name}"] = place + count
@@ -146,7 +152,7 @@ class Client:
         for at in range(place, place + count):
             if not batches or at % length == 0:
                 order = randomness.generator(self.seed, f"{name}/pass", at // length, self.id)
-                batches = self.split(self.train[torch.randperm(self.n, generator=order).to(self.train.device)])
+                batches = self.split(self.in_order(purpose, order))
             yield batches[at % length]
 
     def batches(self, epochs: int | None = None, purpose: str = "batches") -> Iterator[tuple[Tensor, Tensor]]:

@@ -37,6 +37,7 @@ class Training:
     weight_decay: float
     minibatches: int = 0
     statistics: str = "shared"
+    order: str = "shuffled"
 
 
 class Config(BaseModel):
@@ -80,6 +81,8 @@ class Config(BaseModel):
     """Mini-batches a round in place of local epochs; the next round goes on with the next samples. 0: epochs."""
     batch: Count = 32
     """Batch size of local SGD."""
+    order: Literal["shuffled", "fixed"] = "shuffled"
+    """A client's samples are shuffled before every local epoch, or cut into the same batches in all rounds."""
     lr: Positive = 0.01
     """Learning rate of local SGD."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0

@@ -263,8 +263,9 @@ def test_rounds_of_per_fedavg(blobs: Federation, method: str, delta: float | Non
     one = run(method, blobs, adapt="step", **settings, **set)
     same_models(one, [reference.adapted(model, i, 0.2, most=1) for i in range(4)], reference, blobs)
     if not momentum:  # Which the pass before the test has too, but the reference's does not.
-        whole = run(method, blobs, **settings, **set)
-        same_models(whole, [reference.adapted(model, i, 0.2) for i in range(4)], reference, blobs)
+        for passes in (1, 3):
+            whole = run(method, blobs, passes=passes, **settings, **set)
+            same_models(whole, [reference.adapted(model, i, 0.2, passes) for i in range(4)], reference, blobs)
 
 
 def test_rounds_of_two_step_per_fedavg(blobs: Federation) -> None:

@@ -87,6 +87,7 @@ def test_run_takes_every_setting_as_an_option() -> None:
         "epochs": 2,
         "minibatches": 3,
         "batch": 16,
+        "order": "fixed",
         "lr": 0.05,
         "momentum": 0.5,
         "weight_decay": 0.001,

@@ -16,6 +16,7 @@ from test_engine import Stop, same, stop_after
 import fedkin
 from fedkin import Federation, FedkinError
 from fedkin.api import prepare
+from fedkin.client import Client
 from fedkin.engine import shared_workers
 from fedkin.layout import Layout
 from fedkin.methods import registry
@@ -365,20 +366,24 @@ def test_methods_that_send_no_model_say_that_they_cannot_leap(name: str, blobs: 
 # Local work by mini-batches, and judging what left the clients.
 
 
-def test_minibatches_go_on_where_the_last_round_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """20 training samples in batches of 8: three batches a pass, in a new order every pass."""
-    from fedkin.client import Client
-
-    seen: list[list[int]] = []
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The batches of client 0, as they are trained on."""
+    batches: list[list[int]] = []
     rows = Client.rows
 
     def watched(self: Client, epochs: int | None, purpose: str) -> Iterator[torch.Tensor]:
         for batch in rows(self, epochs, purpose):
             if self.id == 0:
-                seen.append(batch.tolist())
+                batches.append(batch.tolist())
             yield batch
 
     monkeypatch.setattr(Client, "rows", watched)
+    return batches
+
+
+def test_minibatches_go_on_where_the_last_round_stopped(seen: list[list[int]]) -> None:
+    """20 training samples in batches of 8: three batches a pass, in a new order every pass."""
     federation = make_blobs()
     count = len(federation.split.train[0])
     result = run("fedavg", "sync", federation, rounds=4, minibatches=2, vectorize="off")
@@ -391,6 +396,21 @@ def test_minibatches_go_on_where_the_last_round_stopped(monkeypatch: pytest.Monk
         )
     assert seen[0] != seen[length]
     cohort = run("fedavg", "sync", federation, rounds=4, minibatches=2, vectorize="on")
+    torch.testing.assert_close(cohort.models.rows, result.models.rows, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("minibatches", [0, 2])
+def test_batches_of_a_fixed_order_are_the_same_in_all_rounds(seen: list[list[int]], minibatches: int) -> None:
+    federation = make_blobs()
+    settings = {"rounds": 3, "minibatches": minibatches, "order": "fixed"}
+    result = run("fedavg", "sync", federation, vectorize="off", **settings)
+    rows = federation.split.train[0].tolist()
+    length = math.ceil(len(rows) / 8)
+    first = [row for batch in seen[:length] for row in batch]
+    assert len(seen) == 3 * (minibatches or length)
+    assert sorted(first) == sorted(rows) != first
+    assert all(batch == seen[k % length] for k, batch in enumerate(seen))
+    cohort = run("fedavg", "sync", federation, vectorize="on", **settings)
     torch.testing.assert_close(cohort.models.rows, result.models.rows, rtol=1e-5, atol=1e-6)
 
 

@@ -24,6 +24,7 @@ PANELS = {
             "epochs",
             "minibatches",
             "batch",
+            "order",
             "lr",
             "momentum",
             "weight_decay",

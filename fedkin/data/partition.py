@@ -80,7 +80,7 @@ RULES = (
     Rule("iid", iid.iid, 0.2, "all", "FedALP (3.1), its IID case"),
     Rule("classes", classes.non_iid, 0.2, "train", SPFL, "non-iid"),
     Rule("classes", classes.iid, 0.2, "train", SPFL, "iid"),
-    Rule("dirichlet", dirichlet.by_class, 0.5, "all", PFEDSIM, "class"),
+    Rule("dirichlet", dirichlet.by_class, 0.5, "all", f"{PFEDSIM}, {FEDSIMSUP}", "class"),
     Rule("dirichlet", dirichlet.by_client, 0.2, "all", f"{FEDSIMSUP}, equation 12", "client"),
     Rule("shards", shards.shards, 0.2, "all", f"McMahan et al. (2017), {FEDSIMSUP}"),
     Rule("one-class", one_class.one_class, None, "all", "FedALP (3.1)"),

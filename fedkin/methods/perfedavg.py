@@ -15,10 +15,11 @@ gradients (Hessian-free):
     hess f_i(w; D'') g  ~  (grad f_i(w + delta g; D'') - grad f_i(w - delta g; D'')) / (2 delta)
 
 D, D' and D'' are batches of three independent shuffles, so local epochs make as many steps as in FedAvg. beta is the
-run's `lr` unless it is given. Before its test a client adapts by one pass over its batches at alpha (`adapt=step`:
-by one batch). pFedSim runs the first-order form with alpha 0.01 and beta 0.001. SPFL's Table 1 means by Per-FedAvg
-two SGD steps on each batch, with the global model tested as it is: `form=two-step` with `lr=0.01`. Running
-statistics of batch norm are averaged like all other columns, and see every batch that a gradient is taken on.
+run's `lr` unless it is given. Before its test a client adapts by one pass over its batches at alpha (`passes=3`: by
+three; `adapt=step`: by one batch). pFedSim runs the first-order form with alpha 0.01 and beta 0.001, FedSimSup the
+Hessian-free one with alpha 0.001 and three passes. SPFL's Table 1 means by Per-FedAvg two SGD steps on each batch,
+with the global model tested as it is: `form=two-step` with `lr=0.01`. Running statistics of batch norm are averaged
+like all other columns, and see every batch that a gradient is taken on.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ import torch
 from torch import Tensor
 
 from fedkin.client import Client
-from fedkin.config import Nonnegative, Positive
+from fedkin.config import Count, Nonnegative, Positive
 from fedkin.method import Judged, Message, Method, Mixing, Replies, State
 from fedkin.mixing import same_for_all
 
@@ -52,7 +53,9 @@ class Meta(Method):
     beta: Positive | None = None
     """Learning rate of the meta-step; otherwise the run's."""
     adapt: Literal["pass", "step"] = "pass"
-    """Before a test: one pass over the client's batches, or one batch."""
+    """Before a test: whole passes over the client's batches, or one batch."""
+    passes: Count = 1
+    """Passes of the adaptation before a test."""
 
     def local(self, client: Client, message: Message) -> Message:
         """Meta-steps from the global model, each along the gradient at the adapted model."""
@@ -86,7 +89,7 @@ class Meta(Method):
     def personalise(self, client: Client, message: Message) -> Tensor:
         """The global model after the client's adaptation."""
         most = 1 if self.adapt == "step" else None
-        return client.sgd(message["w"], epochs=1, most=most, lr=self.alpha, purpose="adapt")
+        return client.sgd(message["w"], epochs=self.passes, most=most, lr=self.alpha, purpose="adapt")
 
 
 @dataclass(frozen=True)
