@@ -18,6 +18,7 @@ lint: .venv/.dev
 	$(BIN)/mypy
 
 docs: .venv/.run
+	$(BIN)/python -m fedkin.costs > costs.new && mv costs.new fedkin/costs.csv
 	$(BIN)/python -c "from fedkin.report.methods import markdown; print(markdown(), end='')" > docs/methods.md
 	$(BIN)/python -c "from fedkin.report.algebra_page import markdown; print(markdown(), end='')" > docs/algebra.md
 	$(BIN)/python -c "from fedkin.report.algebra_page import svg; print(svg(), end='')" > docs/images/mixing.svg

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from fedkin.cohort import can_vectorize, is_dense
+from fedkin.cohort import WORTH, can_vectorize, is_dense
 from fedkin.config import Config
 from fedkin.data.federation import Federation
 from fedkin.engine import default_workers
 from fedkin.engine.worker import Site
 from fedkin.errors import FedkinError
 from fedkin.method import Method
+from fedkin.schedule.participation import at_once
 
 
 @dataclass(frozen=True)
@@ -64,13 +65,19 @@ class Setup:
                 f"vectorize=on: {self.method.name} on this model cannot train all clients at once "
                 "(the method must allow it, and the model have no batch norm and no dropout)"
             )
-        fast = is_dense(self.module) or self.device.startswith("cuda")
+        fast = self.many and (is_dense(self.module) or self.device.startswith("cuda"))
         return able and (self.config.vectorize == "on" or (self.config.vectorize == "auto" and fast))
+
+    @property
+    def many(self) -> bool:
+        """Whether a round has clients enough for training dense models at once."""
+        return at_once(len(self.federation), self.config.join) >= WORTH
 
     @property
     def engine(self) -> str:
         """Which engine: what was asked for, or processes where they pay."""
         if self.config.engine != "auto":
             return self.config.engine
-        many = (self.config.workers or default_workers()) > 1
-        return "processes" if many and not self.vectorized and self.device == "cpu" else "inline"
+        little = self.vectorized or (is_dense(self.module) and not self.many)
+        pays = (self.config.workers or default_workers()) > 1 and not little and self.device == "cpu"
+        return "processes" if pays else "inline"

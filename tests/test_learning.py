@@ -10,7 +10,9 @@ import pytest
 import fedkin
 from fedkin.data import catalogue
 
-DIGITS: dict[str, Any] = {"data": "digits", "partition": "dirichlet:0.1", "clients": 12, "engine": "inline"}
+DIGITS: dict[str, Any] = {
+    "data": "digits", "partition": "dirichlet:0.1", "clients": 12, "engine": "inline", "evaluate_every": 1000,
+}  # fmt: skip
 
 
 @cache

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+import fedkin
 from fedkin import FedkinError
 from fedkin.api import prepare
 from fedkin.config import Config
-from fedkin.costs import cost
+from fedkin.costs import cost, table
 from fedkin.methods import make, registry
 from fedkin.presets import presets
 from fedkin.report.methods import markdown
@@ -46,6 +47,10 @@ def test_costs_are_multiples_of_fedavg() -> None:
 
 
 @pytest.mark.slow
+def test_what_is_kept_of_costs_is_what_is_measured() -> None:
+    assert (Path(fedkin.__file__).parent / "costs.csv").read_text() == table(), "run: make docs"
+
+
 def test_the_page_of_methods_is_up_to_date() -> None:
     page = Path(__file__).parent.parent / "docs/methods.md"
     assert page.read_text() == markdown(), "run: make docs"
