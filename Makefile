@@ -32,11 +32,11 @@ benchmark: .venv/.run
 .venv/.run: pyproject.toml constraints.txt
 	@$(PYTHON) -c "import sys; sys.exit('fedkin needs Python 3.11 or newer; choose one with: make PYTHON=python3.12' if sys.version_info < (3, 11) else 0)"
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable .
 	@touch $@
 
 .venv/.dev: .venv/.run
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable ".[dev]"
 	@touch $@
 
 clean:

@@ -445,8 +445,8 @@ def test_it_warns_when_others_can_read(root: Path, monkeypatch: pytest.MonkeyPat
     said: list[str] = []
     monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: None)
     serve(root, host, 0, said.append)
-    assert [line.startswith("warning: anyone who reaches") for line in said] == [True] * warned + [False]
-    assert re.search(rf"http://{host}:\d+ ", said[-1])
+    assert [line.startswith("warning: anyone who reaches") for line in said] == [True] * warned + [False, False]
+    assert re.search(rf"http://{host}:\d+ ", said[-2])
 
 
 # in a browser

@@ -62,15 +62,16 @@ def test_every_engine_gives_the_same_bits(name: str, workers: int) -> None:
 @pytest.mark.parametrize("name", registry())
 def test_a_resumed_run_ends_as_if_never_stopped(name: str, tmp_path: Path, pictures: Federation) -> None:
     settings = SETTINGS | {"data": pictures, "model": "lenet5-bn", "engine": "inline"}
+    out = tmp_path / "stopped"
     whole = fedkin.run(name, out=tmp_path / "whole", **settings)
-    for stop in range(1, 5):
-        out = tmp_path / f"stopped-{stop}"
+    with pytest.raises(Stop):
+        fedkin.run(name, out=out, watch=stop_after(1), **settings)
+    for stop in (2, 3, 4):
         with pytest.raises(Stop):
-            fedkin.run(name, out=out, watch=stop_after(stop), **settings)
-        resumed = fedkin.resume(out, data=pictures)
-        assert same(whole, resumed), stop
-        for file in (METRICS, "models.safetensors"):
-            assert (out / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+            fedkin.resume(out, data=pictures, watch=stop_after(stop))
+    assert same(whole, fedkin.resume(out, data=pictures))
+    for file in (METRICS, "models.safetensors"):
+        assert (out / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
 
 
 class Stop(Exception):
@@ -88,25 +89,13 @@ def stop_after(round: int) -> Any:
 @pytest.mark.slow
 def test_a_run_killed_at_any_moment_resumes_bit_for_bit(tmp_path: Path) -> None:
     """SIGKILL from outside at various moments; workers end with it, and the folder is left usable."""
-    command = [
-        sys.executable,
-        "-m",
-        "fedkin",
-        "run",
-        "local-only",
-        "--clients",
-        "6",
-        "--rounds",
-        "40",
-        "--epochs",
-        "2",
-    ]
+    command = [sys.executable, "-m", "fedkin", "run", "local-only", "--clients", "6", "--rounds", "24", "--epochs", "2"]
     command += ["--engine", "processes", "--workers", "2", "--checkpoint-every", "3", "--vectorize", "off"]
     subprocess.run([*command, "--out", str(tmp_path / "whole")], check=True, capture_output=True)
     out = tmp_path / "killed"
     kills = 0
     args = [*command, "--out", str(out)]
-    while not (out / "result.json").exists() and kills < 3:
+    while not (out / "result.json").exists() and kills < 2:
         process = subprocess.Popen(args, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         wait_for_rounds(out, (kills + 1) * 8, process)
         workers = psutil.Process(process.pid).children(recursive=True)
@@ -116,7 +105,7 @@ def test_a_run_killed_at_any_moment_resumes_bit_for_bit(tmp_path: Path) -> None:
         assert not alive, "workers outlive a killed run"
         kills += 1
         args = [sys.executable, "-m", "fedkin", "run", "--resume", str(out)]
-    assert kills >= 3
+    assert kills == 2
     subprocess.run(args, check=True, capture_output=True)
     for file in (METRICS, "models.safetensors"):
         assert (out / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()

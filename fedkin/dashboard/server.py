@@ -12,6 +12,7 @@ import json
 import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
 from importlib import resources
@@ -62,10 +63,9 @@ def serve(root: Path, host: str, port: int, say: Callable[[str], None]) -> None:
             say(f"warning: anyone who reaches {address} over the network can read all runs under {root}")
         say(f"dashboard of {root}: http://{address}:{listening.getsockname()[1]} (Ctrl-C ends it)")
         config = uvicorn.Config(page, log_level="warning", server_header=False, timeout_graceful_shutdown=1)
-        try:
+        with suppress(KeyboardInterrupt):  # which is not raised where Ctrl-C was ignored before, as in the background
             uvicorn.Server(config).run(sockets=[listening])
-        except KeyboardInterrupt:
-            say("ended")
+    say("ended")
 
 
 def _listen(host: str, port: int) -> socket.socket:
