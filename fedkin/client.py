@@ -37,18 +37,18 @@ class Samples:
     scale: Tensor
     shift: Tensor
     """`x * scale + shift` has mean 0 and deviation 1; both broadcast over a batch."""
+    memory: torch.memory_format = torch.contiguous_format
+    """How a batch lies in memory."""
 
     def inputs(self, rows: Tensor) -> Tensor:
         """Samples `rows` [...] as normalised inputs [..., *shape]."""
-        x = self.x[rows].to(self.scale.dtype)
-        return x.mul_(self.scale).add_(self.shift)
+        x = self.x[rows].to(self.scale.dtype).mul_(self.scale).add_(self.shift)
+        return x.to(memory_format=self.memory) if rows.ndim == 1 else x
 
     def test_batches(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Inputs [B, ...] and labels [B] of samples `rows`, in large batches laid out for inference."""
+        """Inputs [B, ...] and labels [B] of samples `rows`, in large batches."""
         for batch in rows.split(EVALUATION_BATCH):
-            x = self.inputs(batch)
-            # Without gradients, pooling and thin convolutions are faster with the channels last.
-            yield x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x, self.y[batch]
+            yield self.inputs(batch), self.y[batch]
 
 
 class Networks:

@@ -7,13 +7,15 @@ from itertools import pairwise
 from pathlib import Path
 
 import cloudpickle
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import fedkin
 from fedkin.errors import FedkinError
-from fedkin.models import ModelLike, Shape, build, default_for, describe, names
+from fedkin.models import ModelLike, Shape, best_format, build, default_for, describe, names
 
 MNIST, CIFAR, TINY = (1, 28, 28), (3, 32, 32), (3, 64, 64)
 SHAPES: list[Shape] = [MNIST, CIFAR, (3, 40, 33), (1, 8, 8), (9, 128), (1, 40), (13,)]
@@ -401,3 +403,34 @@ def test_mistakes_are_told_in_one_sentence(model: ModelLike, shape: Shape, messa
         build(model, shape, 11)
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
+
+
+class Viewing(nn.Module):
+    """`view` wants what it views in one piece, which a convolution of images with their channels last does not give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.classifier = nn.Conv2d(3, 4, 3), nn.Linear(4 * 6 * 6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = F.relu(self.conv(x))
+        scores: Tensor = self.classifier(features.view(len(x), -1))
+        return scores
+
+
+@pytest.mark.parametrize(("model", "shape", "best"), [
+    ("lenet5-bn", CIFAR, torch.channels_last), ("spfl-cnn", MNIST, torch.channels_last),
+    (Viewing, (3, 8, 8), torch.contiguous_format), ("mlp", CIFAR, torch.contiguous_format),
+    ("cnn1d", (9, 128), torch.contiguous_format),
+])  # fmt: skip
+def test_convolutions_get_images_with_their_channels_last_unless_the_model_minds(
+    model: ModelLike, shape: Shape, best: torch.memory_format
+) -> None:
+    assert best_format(build(model, shape, 2), shape) == best
+
+
+def test_a_model_that_views_its_features_trains_and_is_judged() -> None:
+    rng = np.random.default_rng(0)
+    clients = [(rng.integers(0, 255, (12, 3, 8, 8), np.uint8), np.arange(12) % 2) for _ in range(2)]
+    result = fedkin.run("fedavg", data=fedkin.Federation.from_arrays(clients), model=Viewing, rounds=1, epochs=1)
+    assert 0 <= result.accuracy <= 1

@@ -20,6 +20,7 @@ from fedkin.config import Training
 from fedkin.data.dataset import Indices
 from fedkin.layout import Block, Bound, Layout
 from fedkin.method import Message, Method, Predictor, trained
+from fedkin.models import best_format
 
 STATISTICS = "statistics"
 """The name under which a client keeps its running statistics, if it keeps them to itself."""
@@ -112,6 +113,7 @@ class Worker:
             y=torch.from_numpy(site.y).to(self.device),
             scale=(1 / (unit * std)).to(self.device, dtype),
             shift=(-mean / std).to(self.device, dtype),
+            memory=best_format(self.bound.module, site.x.shape[1:]),
         )
 
     def ready(self) -> None:

@@ -7,8 +7,18 @@
 Every model of the catalogue is an `nn.Sequential` of named layers whose last one is `classifier`.
 """
 
-from fedkin.models.building import ModelLike, build
+from fedkin.models.building import ModelLike, best_format, build
 from fedkin.models.catalogue import ModelCard, default_for, describe, names, supervisor_for
 from fedkin.models.layers import Shape
 
-__all__ = ["ModelCard", "ModelLike", "Shape", "build", "default_for", "describe", "names", "supervisor_for"]
+__all__ = [
+    "ModelCard",
+    "ModelLike",
+    "Shape",
+    "best_format",
+    "build",
+    "default_for",
+    "describe",
+    "names",
+    "supervisor_for",
+]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -73,19 +74,39 @@ def _is_required(parameter: inspect.Parameter) -> bool:
     return parameter.default is parameter.empty and not variadic
 
 
-def _check(model: nn.Module, label: str, shape: Shape, classes: int) -> None:
-    """Let the model predict two blank samples and see whether the output is [2, classes or more]."""
+def best_format(model: nn.Module, shape: Shape) -> torch.memory_format:
+    """How batches for a model should lie in memory: convolutions over images are faster with the channels last.
+
+    A model that uses `view` on what a convolution gives cannot take them so.
+    """
+    if len(shape) != 3 or not any(isinstance(part, nn.Conv2d) for part in model.modules()):
+        return torch.contiguous_format
+    try:
+        _try(model, shape, torch.channels_last)
+    except Exception:
+        return torch.contiguous_format
+    return torch.channels_last
+
+
+def _try(model: nn.Module, shape: Shape, memory: torch.memory_format = torch.contiguous_format) -> Any:
+    """What a model predicts of two blank samples."""
     like = next(model.parameters(), torch.zeros(()))
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         with torch.no_grad():
-            out = model(torch.zeros(2, *shape, dtype=like.dtype, device=like.device))
-    except Exception as error:
-        raise FedkinError(f"model {label!r} cannot take samples of shape {shape}: {_one_line(error)}") from error
+            return model(torch.zeros(2, *shape, dtype=like.dtype, device=like.device).to(memory_format=memory))
     finally:
         for module, training in modes:
             module.training = training
+
+
+def _check(model: nn.Module, label: str, shape: Shape, classes: int) -> None:
+    """See whether the output for two samples is [2, classes or more]."""
+    try:
+        out = _try(model, shape)
+    except Exception as error:
+        raise FedkinError(f"model {label!r} cannot take samples of shape {shape}: {_one_line(error)}") from error
     if not isinstance(out, Tensor):
         raise FedkinError(f"model {label!r} gives {type(out).__name__}, but a tensor [samples, classes] is expected")
     if out.ndim != 2 or len(out) != 2:
