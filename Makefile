@@ -28,6 +28,7 @@ benchmark: .venv/.run
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/server.py
 	$(BIN)/python benchmarks/clock.py
+	$(BIN)/python benchmarks/steps.py
 
 .venv/.run: pyproject.toml constraints.txt
 	@$(PYTHON) -c "import sys; sys.exit('fedkin needs Python 3.11 or newer; choose one with: make PYTHON=python3.12' if sys.version_info < (3, 11) else 0)"

@@ -340,7 +340,8 @@ def play(
         else:
             simulation.mixing.forget_after(0)
         history, seconds = folder.history(), folder.seconds()
-    with _logged(folder, len(history)) if folder and config.tensorboard else nullcontext() as log:
+    telling = folder.telling_why() if folder else nullcontext()
+    with telling, _logged(folder, len(history)) if folder and config.tensorboard else nullcontext() as log:
         while simulation.state.round < config.rounds:
             happened, timing = simulation.round()
             history.append(happened)

@@ -25,6 +25,7 @@ import fedkin
 from fedkin import api
 from fedkin.errors import FedkinError
 from fedkin.result import Result
+from fedkin.runs.folder import RunFolder
 
 pytest.importorskip("starlette", reason="the dashboard needs its extra")
 pytest.importorskip("httpx", reason="starlette's test client needs httpx")
@@ -91,6 +92,19 @@ def test_a_run_without_new_rounds_is_idle_and_then_stopped(root: Path) -> None:
     states = [run.state(run.changed + s) for s in (0, QUIET - 1, QUIET + 1, LONG * QUIET - 1, LONG * QUIET + 1)]
     assert states == ["running", "running", "idle", "idle", "stopped"]
     assert runs.how_to_go_on("deep/good").startswith("fedkin run --resume ")
+
+
+def test_a_run_that_says_why_it_stopped_is_stopped_at_once_until_it_goes_on(root: Path) -> None:
+    (root / "deep/good/result.json").unlink()
+    folder, runs = RunFolder.open(root / "deep/good"), Runs(root)
+    with pytest.raises(ZeroDivisionError), folder.telling_why():
+        1 / 0  # noqa: B018
+    (run,) = runs.summaries()
+    assert run.state(run.changed) == "stopped"
+    assert runs.events("deep/good")[0]["why"] == "ZeroDivisionError: division by zero"
+    with folder.telling_why():
+        assert runs.summary("deep/good").state(run.changed) == "running"
+    assert [event["event"] for event in runs.events("deep/good")] == ["resumed", "stopped"]
 
 
 def test_slow_rounds_are_waited_for(root: Path) -> None:

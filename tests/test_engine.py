@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import signal
 import subprocess
@@ -23,7 +24,7 @@ import fedkin
 from fedkin import Federation, FedkinError
 from fedkin.engine import shared_workers
 from fedkin.methods import registry
-from fedkin.runs.folder import METRICS, RunFolder
+from fedkin.runs.folder import EVENTS, METRICS, RunFolder
 
 SETTINGS: dict[str, Any] = {
     "rounds": 4,
@@ -76,6 +77,20 @@ def test_a_resumed_run_ends_as_if_never_stopped(name: str, tmp_path: Path, pictu
 
 class Stop(Exception):
     pass
+
+
+def test_a_run_writes_down_why_it_stopped_and_that_it_goes_on(tmp_path: Path, pictures: Federation) -> None:
+    def stop(happened: Any, _seconds: float) -> None:
+        if happened.round == 2:
+            raise KeyboardInterrupt
+
+    settings = SETTINGS | {"data": pictures, "engine": "inline"}
+    with pytest.raises(KeyboardInterrupt):
+        fedkin.run("fedavg", out=tmp_path / "run", watch=stop, **settings)
+    fedkin.resume(tmp_path / "run", data=pictures)
+    events = [json.loads(line) for line in (tmp_path / "run" / EVENTS).read_text().splitlines()]
+    assert [event["event"] for event in events] == ["stopped", "resumed"]
+    assert events[0]["why"] == "Ctrl-C"
 
 
 def stop_after(round: int) -> Any:

@@ -22,7 +22,7 @@ from typing import Any
 from fedkin import api
 from fedkin.errors import FedkinError
 from fedkin.result import Result
-from fedkin.runs.folder import CONFIG, EVENTS, METRICS, RESULT, TERMS, TIMINGS, RunFolder
+from fedkin.runs.folder import CONFIG, EVENTS, METRICS, RESULT, STOPPED, TERMS, TIMINGS, RunFolder
 from fedkin.scores import Score
 
 MIXING = "mixing"
@@ -67,11 +67,15 @@ class Summary:
     """Seconds without a new round that are no surprise."""
     real: bool = False
     """A run of a real federation."""
+    stopped: bool = False
+    """It wrote down why, after its last round."""
 
     def state(self, now: float) -> str:
         """`finished`, `running`, `idle`, `stopped` or `damaged`."""
         if self.wrong or self.finished:
             return "damaged" if self.wrong else "finished"
+        if self.stopped:
+            return "stopped"
         quiet = now - self.changed
         return "running" if quiet < self.usual else "idle" if quiet < LONG * self.usual else "stopped"
 
@@ -125,7 +129,7 @@ class Runs:
             return self._whole[id][1]
 
     def events(self, id: str) -> list[dict[str, str]]:
-        """What a real federation wrote down: who was left out or asked again, and why; the newest first."""
+        """What was out of the ordinary: why it stopped, who was left out or asked again; the newest first."""
         with self._lock:
             path = self._path(id) / EVENTS
         if not path.is_file():
@@ -199,6 +203,7 @@ class Runs:
                 "rounds": config.rounds,
                 "real": TERMS in about,
                 "finished": (path / RESULT).is_file(),
+                "stopped": stamp[FILES.index(EVENTS)] > stamp[FILES.index(METRICS)] and _has_stopped(path / EVENTS),
             }
             rounds = _from_the_end(path / METRICS)
             newest = next(rounds, None)
@@ -245,6 +250,11 @@ def _stamp(path: Path) -> Stamp:
         return found.st_mtime_ns, found.st_size
 
     return tuple(of(name) for name in FILES)
+
+
+def _has_stopped(events: Path) -> bool:
+    """Whether the last event is that the run stopped."""
+    return f'"event": "{STOPPED}"' in events.read_text("utf-8", "replace").rpartition("\n")[0].rpartition("\n")[2]
 
 
 def _from_the_end(path: Path) -> Iterator[dict[str, Any]]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import sys
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 
 from fedkin import api
@@ -17,8 +15,7 @@ from fedkin.deploy.terms import PUBLIC, Terms, read_public
 from fedkin.errors import FedkinError
 from fedkin.late import WAIT
 from fedkin.result import Models, Result
-from fedkin.runs.files import append_line
-from fedkin.runs.folder import CONFIG, EVENTS, TERMS, RunFolder
+from fedkin.runs.folder import CONFIG, TERMS, RunFolder
 from fedkin.schedule import Stragglers, schedule
 from fedkin.setup import Setup
 from fedkin.simulate import Simulation, one_thread, play
@@ -46,8 +43,7 @@ def serve(
         raise FedkinError(f"there are keys for {len(by_key)} of the {len(terms.clients)} clients in {folder}")
 
     def note(client: int, event: str, why: str) -> None:
-        line = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "client": terms.clients[client]}
-        append_line(out / EVENTS, json.dumps(line | {"event": event, "why": why[:500]}))
+        run.note(event, why, terms.clients[client])
         print(f"{terms.clients[client]}: {event}: {why[:500]}", file=sys.stderr, flush=True)
 
     post = Post(carrier, by_key, about, terms.server.patience, check(replies), note, most_bytes(setup))

@@ -6,6 +6,7 @@
     checkpoints/         where to resume
     models.safetensors   the final personalised models
     result.json          the summary that `--json` prints
+    events.jsonl         what was out of the ordinary, if anything was
 
 Metrics are JSON lines: a run that is killed leaves whole lines behind, which a Parquet file
 (unreadable without its footer) would not, and they can be read while the run goes on.
@@ -16,8 +17,10 @@ from __future__ import annotations
 import json
 import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import fields
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -40,7 +43,9 @@ ABOUT = {"config", "data_fingerprint", "shape", "pixels", "mean", "std", "classe
 LINES = {METRICS: {field.name for field in fields(Round)}, TIMINGS: {"round", "train", "evaluate"}}
 """What must be in config.json, and in a line of the others."""
 EVENTS = "events.jsonl"
-"""What was out of the ordinary in a real federation: who was left out or asked again, and why."""
+"""What was out of the ordinary: why a run stopped; who was left out of a real federation or asked again."""
+STOPPED = "stopped"
+"""The event of a run that ended before its last round."""
 TERMS = "terms"
 TIMED = {"time", "tasks"}
 """What only lines of a run with a clock need."""
@@ -107,6 +112,24 @@ class RunFolder:
         with resumable(self.path):
             append_line(self.path / METRICS, json.dumps(round.to_json()))
             append_line(self.path / TIMINGS, json.dumps({"round": round.round, **seconds}))
+
+    def note(self, event: str, why: str, client: str = "") -> None:
+        """Write down what was out of the ordinary."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        append_line(self.path / EVENTS, json.dumps({"time": now, "client": client, "event": event, "why": why[:500]}))
+
+    @contextmanager
+    def telling_why(self) -> Iterator[None]:
+        """Write down what ends a run before its last round, and that it goes on after that."""
+        try:
+            if (self.path / EVENTS).exists():
+                self.note("resumed", "goes on after its last checkpoint")
+            yield
+        except BaseException as error:
+            why = "Ctrl-C" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
+            with suppress(FedkinError, OSError):  # There may be no room left to write it to.
+                self.note(STOPPED, why)
+            raise
 
     def history(self) -> list[Round]:
         """The rounds so far; a last line that was cut short is left out."""

@@ -1,0 +1,75 @@
+"""A gradient step with the images' channels first and last, and few clients one by one and as a cohort.
+
+    python benchmarks/steps.py [--repeats 40]
+
+The two ways take turns in one run. Networks get batches of the papers' sizes; cohorts are FedAvg on handwritten digits
+with equally large clients and the small dense network that is the default there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from statistics import median
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch.nn.functional import cross_entropy
+
+import fedkin
+from fedkin import models
+
+CIFAR, MNIST = (3, 32, 32), (1, 28, 28)
+NETWORKS = [
+    ("lenet5-bn", CIFAR, 32), ("lenet5", CIFAR, 32), ("spfl-cnn", MNIST, 128), ("spfl-cnn", CIFAR, 128),
+    ("mnist-cnn", MNIST, 50), ("cifar10-cnn", CIFAR, 50), ("alexnet", CIFAR, 50), ("mobilenetv2", CIFAR, 32),
+]  # fmt: skip
+AT_ONCE = (1, 2, 4, 8, 16, 32)
+
+
+def step(name: str, shape: tuple[int, ...], batch: int, repeats: int) -> tuple[float, float]:
+    """Seconds of a gradient step with the channels first, and last."""
+    network, y = models.build(name, shape, 10), torch.randint(0, 10, (batch,))
+    plain = torch.randn(batch, *shape)
+    seconds: tuple[list[float], list[float]] = ([], [])
+    for _ in range(repeats):
+        for x, times in zip((plain, plain.to(memory_format=torch.channels_last)), seconds, strict=True):
+            begin = time.perf_counter()
+            network.zero_grad()
+            cross_entropy(network(x), y).backward()
+            times.append(time.perf_counter() - begin)
+    return median(seconds[0]), median(seconds[1])
+
+
+def client_step(clients: int, vectorize: str) -> float:
+    """Seconds per gradient step of one client, if so many take part in a round."""
+    begin = time.perf_counter()
+    result = fedkin.run(
+        "fedavg", data="digits", partition="iid", clients=40, join=clients / 40, rounds=max(4, 80 // clients),
+        evaluate_every=1000, engine="inline", vectorize=vectorize,
+    )  # fmt: skip
+    return (time.perf_counter() - begin) / sum(r.steps for r in result.history)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=40)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    table = Table("network", "batch", "channels first", "channels last", "times faster")
+    for name, shape, batch in NETWORKS:
+        first, last = step(name, shape, batch, arguments.repeats)
+        what = f"{batch} x {'x'.join(map(str, shape))}"
+        table.add_row(name, what, f"{first * 1e3:.1f} ms", f"{last * 1e3:.1f} ms", f"{first / last:.2f}")
+    Console().print(table)
+    table = Table("clients a round", "one by one", "cohort", "times faster")
+    client_step(1, "on")  # What is imported and compiled once does not count.
+    for clients in AT_ONCE:
+        alone, together = client_step(clients, "off"), client_step(clients, "on")
+        table.add_row(str(clients), f"{alone * 1e3:.2f} ms", f"{together * 1e3:.2f} ms", f"{alone / together:.2f}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
