@@ -61,7 +61,9 @@ class Evaluator:
         elif w is not None:
             shared = {(i, fingerprint({"w": w})): w for i in clients}
 
-        self.known = {key: self.known[key] for key in own | jobs | shared | with_own if key in self.known}
+        # A client that could not be reached has judged no sample: it is asked again.
+        asked = own | jobs | shared | with_own
+        self.known = {key: self.known[key] for key in asked if key in self.known and self.known[key].total}
         self.known |= self._score_models({key: w for key, w in (own | shared).items() if key not in self.known})
         for wanted, function in ((jobs, "score"), (with_own, "score_sent")):
             new = {key: job for key, job in wanted.items() if key not in self.known}

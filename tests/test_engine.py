@@ -22,9 +22,13 @@ from conftest import pictures as make_pictures
 
 import fedkin
 from fedkin import Federation, FedkinError
+from fedkin.api import prepare
 from fedkin.engine import shared_workers
+from fedkin.engine.inline import Inline
+from fedkin.engine.worker import Scored, Worker
 from fedkin.methods import registry
 from fedkin.runs.folder import EVENTS, METRICS, RunFolder
+from fedkin.simulate import Simulation
 
 SETTINGS: dict[str, Any] = {
     "rounds": 4,
@@ -223,8 +227,6 @@ def test_memory_stays_flat_over_a_long_run(blobs: Federation) -> None:
 
 
 def test_only_models_that_changed_are_evaluated(blobs: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedkin.engine.worker import Worker
-
     judged: list[list[int]] = []
     judge = Worker._judge
     monkeypatch.setattr(
@@ -233,6 +235,18 @@ def test_only_models_that_changed_are_evaluated(blobs: Federation, monkeypatch: 
     result = fedkin.run("local-only", data=blobs, engine="inline", **SETTINGS)
     per_round = [r.participants for r in result.history]
     assert sorted(i for c in judged for i in c) == sorted([0, 1, 2, 3] + [i for r in per_round[1:] for i in r])
+
+
+def test_a_client_that_could_not_be_reached_is_asked_again_about_the_same_model(
+    blobs: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = prepare("fedavg", data=blobs, **SETTINGS)
+    engine = Inline(setup.site())
+    simulation = Simulation(setup, engine)
+    with monkeypatch.context() as silence:
+        silence.setattr(engine.worker, "_judge", lambda p, clients: [Scored(i, 0, 0, 0.0) for i in clients])
+        assert simulation.evaluate(simulation.state, {}, {})[0].total == [0] * 4
+    assert all(simulation.evaluate(simulation.state, {}, {})[0].total)
 
 
 def test_a_scores_meaning_is_written_beside_it(tmp_path: Path, blobs: Federation) -> None:
