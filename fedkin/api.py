@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import math
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from torch import nn
 
 from fedkin import methods, models, presets, randomness
 from fedkin.config import SHARED, WHERE, Config
+from fedkin.data.catalogue import data_root
 from fedkin.data.federation import Federation, is_folder
 from fedkin.engine import shared_workers
 from fedkin.errors import FedkinError, unknown
@@ -86,6 +88,8 @@ def resume(
     setup = prepare(**settings, **({} if method else hyper))
     if describe(setup)["data_fingerprint"] != run_folder.about["data_fingerprint"]:
         raise FedkinError(f"the data are not those that the run in {folder} was started with")
+    if weights_fingerprint(setup) != run_folder.about.get("weights_fingerprint"):
+        raise FedkinError(f"{setup.config.weights} has changed since the run in {folder} was started with it")
     return simulate(setup, run_folder, watch)
 
 
@@ -139,6 +143,8 @@ def prepare(
         if is_folder(data):
             values |= _folder_settings(Path(data), own)
     values["model"] = _whole_path(model) if isinstance(model, str) else None if model is None else _name(model)
+    if values.get("weights") and Path(values["weights"]).expanduser().exists():
+        values["weights"] = str(Path(values["weights"]).expanduser().resolve())
     config = Config.of(values)
     federation = data if isinstance(data, Federation) else Federation.of(config)
     if not isinstance(data, Federation) and is_folder(data) and own.get("clients", 0) not in (0, len(federation)):
@@ -152,6 +158,10 @@ def prepare(
         config = config.model_copy(update={"model": network})
     check_device(config.device)
     notes = []
+    if config.weights:
+        notes.append(models.start_from(module, weights_file(config.weights)))
+    elif config.model == "mobilenetv2":
+        notes.append("mobilenetv2 starts from scratch; pFedSim's starts from ImageNet weights, as --weights can")
     if "batch" in cls.defaults and "batch" not in own:
         batch = fitting_batch(config.batch, federation)
         if batch != config.batch:
@@ -213,6 +223,12 @@ def _module(config: Config, federation: Federation, model: Model | None) -> tupl
     return module.to(getattr(torch, config.dtype)), chosen if isinstance(chosen, str) else _name(chosen)
 
 
+def weights_file(given: str) -> Path:
+    """Where weights are: a path, or a name in the folder `weights` under the one with all datasets."""
+    path = Path(given).expanduser()
+    return path if path.exists() else data_root() / "weights" / given
+
+
 def check_device(device: str) -> None:
     """Refuse a device that is not there."""
     kind, colon, number = device.partition(":")
@@ -237,7 +253,14 @@ def describe(setup: Setup) -> dict[str, Any]:
         "label_counts": setup.federation.label_counts,
         "train_samples": [len(rows) for rows in setup.federation.split.train],
         "test_samples": [len(rows) for rows in setup.federation.split.test],
+        "weights_fingerprint": weights_fingerprint(setup),
     }
+
+
+def weights_fingerprint(setup: Setup) -> str | None:
+    """Differs when the file with weights to start from does; none where there is no such file."""
+    given = setup.config.weights
+    return hashlib.sha256(weights_file(given).read_bytes()).hexdigest()[:16] if given else None
 
 
 def policy_of(name: str) -> tuple[str, str | None]:

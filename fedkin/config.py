@@ -93,6 +93,8 @@ class Config(BaseModel):
     """Running statistics of batch norm: part of the model that is sent and mixed, or kept by each client."""
     model: str | None = None
     """A network (see `fedkin models`) or file.py:Class; otherwise one that fits the data."""
+    weights: str | None = None
+    """A .safetensors file with weights to start from, here or in the folder weights beside the datasets."""
     classifier: str | None = None
     """The layer that decides between classes; otherwise the last linear layer."""
     seed: Annotated[int, Field(ge=0)] = 0

@@ -19,9 +19,10 @@ import pytest
 import safetensors.numpy
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 import fedkin
-from fedkin import Federation
+from fedkin import Federation, models
 from fedkin.cli import main
 from fedkin.config import Config
 from fedkin.data import catalogue
@@ -73,7 +74,9 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 # run
 
 
-def test_run_takes_every_setting_as_an_option() -> None:
+def test_run_takes_every_setting_as_an_option(tmp_path: Path) -> None:
+    weights = tmp_path / "start.safetensors"
+    save_file(models.build("mlp", (1, 8, 8), 10).state_dict(), weights)
     given = {
         "data": "digits",
         "partition": "dirichlet:0.5,form=client",
@@ -93,6 +96,7 @@ def test_run_takes_every_setting_as_an_option() -> None:
         "weight_decay": 0.001,
         "statistics": "local",
         "model": "mlp",
+        "weights": str(weights),
         "classifier": "fc2",
         "seed": 3,
         "dtype": "float64",
@@ -304,8 +308,6 @@ def test_datasets_tells_what_is_here(tmp_path: Path) -> None:
 
 
 def test_models_lists_the_networks() -> None:
-    from fedkin import models
-
     rows = json.loads(done("models", "--json").out)
     assert [row["name"] for row in rows] == models.names()
     table = done("models").out

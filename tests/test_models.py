@@ -10,12 +10,13 @@ import cloudpickle
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedkin
 from fedkin.errors import FedkinError
-from fedkin.models import ModelLike, Shape, best_format, build, default_for, describe, names
+from fedkin.models import ModelLike, Shape, best_format, build, default_for, describe, names, start_from
 
 MNIST, CIFAR, TINY = (1, 28, 28), (3, 32, 32), (3, 64, 64)
 SHAPES: list[Shape] = [MNIST, CIFAR, (3, 40, 33), (1, 8, 8), (9, 128), (1, 40), (13,)]
@@ -434,3 +435,63 @@ def test_a_model_that_views_its_features_trains_and_is_judged() -> None:
     clients = [(rng.integers(0, 255, (12, 3, 8, 8), np.uint8), np.arange(12) % 2) for _ in range(2)]
     result = fedkin.run("fedavg", data=fedkin.Federation.from_arrays(clients), model=Viewing, rounds=1, epochs=1)
     assert 0 <= result.accuracy <= 1
+
+
+# Weights to start from.
+
+
+def kept(model: nn.Module, path: Path, **names: str) -> Path:
+    """A model's weights in a file, with other names for its layers where they are given."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    layers = {name: name.rpartition(".")[0] for name in model.state_dict()}
+    renamed = {name: f"{names.get(layer, layer)}{name[len(layer) :]}" for name, layer in layers.items()}
+    save_file({renamed[name]: tensor for name, tensor in model.state_dict().items()}, path)
+    return path
+
+
+def test_weights_are_found_by_their_names(tmp_path: Path) -> None:
+    theirs, ours = build("lenet5-bn", CIFAR, 10), build("lenet5-bn", CIFAR, 10)
+    start_from(ours, kept(theirs, tmp_path / "w.safetensors"))
+    assert all(torch.equal(ours.state_dict()[name], tensor) for name, tensor in theirs.state_dict().items())
+
+
+def test_layers_with_other_names_are_paired_in_order_and_a_classifier_of_other_classes_stays(tmp_path: Path) -> None:
+    theirs, ours = build("mobilenetv2", CIFAR, 20), build("mobilenetv2", CIFAR, 10)
+    layers = list(dict.fromkeys(name.rpartition(".")[0] for name in theirs.state_dict()))
+    # As in the alphabet of a file, the classifier comes first there, and layer 10 before layer 2.
+    names = {layer: f"features.{k}" for k, layer in enumerate(layers)} | {"classifier": "classifier.1"}
+    before = ours.state_dict()["classifier.weight"].clone()
+    said = start_from(ours, kept(theirs, tmp_path / "w.safetensors", **names))
+    assert "but for classifier" in said
+    assert torch.equal(ours.state_dict()["classifier.weight"], before)
+    body = {name: tensor for name, tensor in theirs.state_dict().items() if not name.startswith("classifier")}
+    assert all(torch.equal(ours.state_dict()[name], tensor) for name, tensor in body.items())
+
+
+def test_weights_that_are_not_for_a_model_are_refused_and_leave_it_alone(tmp_path: Path) -> None:
+    ours = build("lenet5-bn", CIFAR, 10)
+    before = {name: tensor.clone() for name, tensor in ours.state_dict().items()}
+    for name, shape in (("lenet5-bn", MNIST), ("spfl-cnn", CIFAR), ("mobilenetv2", CIFAR)):
+        with pytest.raises(FedkinError, match="are not for this model: "):
+            start_from(ours, kept(build(name, shape, 10), tmp_path / "w.safetensors"))
+    (tmp_path / "w.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(FedkinError, match=r"cannot be read as a \.safetensors file"):
+        start_from(ours, tmp_path / "w.safetensors")
+    with pytest.raises(FedkinError, match="do not exist"):
+        start_from(ours, tmp_path / "none.safetensors")
+    assert all(torch.equal(ours.state_dict()[name], tensor) for name, tensor in before.items())
+
+
+def test_a_run_starts_from_weights_beside_the_datasets_and_resumes_with_the_same_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blobs: fedkin.Federation
+) -> None:
+    monkeypatch.setenv("FEDKIN_DATA", str(tmp_path))
+    theirs, file = build("mlp", blobs.shape, blobs.classes), tmp_path / "weights/mine.safetensors"
+    kept(theirs, file)
+    settings = {"data": blobs, "model": "mlp", "weights": "mine.safetensors", "rounds": 2, "join": 0.25, "lr": 1e-9}
+    result = fedkin.run("local-only", out=tmp_path / "run", **settings)
+    vector = torch.nn.utils.parameters_to_vector(theirs.parameters())
+    torch.testing.assert_close(result.models[0], vector, rtol=0, atol=1e-6)
+    kept(build("mlp", blobs.shape, blobs.classes), file)
+    with pytest.raises(FedkinError, match="has changed since the run in"):
+        fedkin.resume(tmp_path / "run", data=blobs)

@@ -30,7 +30,7 @@ PANELS = {
             "weight_decay",
             "statistics",
         ),
-        *("model", "classifier", "seed", "dtype", "finetune_steps", "finetune_lr", "finetune_batch"),
+        *("model", "weights", "classifier", "seed", "dtype", "finetune_steps", "finetune_lr", "finetune_batch"),
     ),
     "Where it runs": ("engine", "workers", "ray_address", "device", "vectorize"),
     "Output": ("judge_local", "judge_union", "evaluate_every", "checkpoint_every", "tensorboard"),

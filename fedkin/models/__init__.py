@@ -10,6 +10,7 @@ Every model of the catalogue is an `nn.Sequential` of named layers whose last on
 from fedkin.models.building import ModelLike, best_format, build
 from fedkin.models.catalogue import ModelCard, default_for, describe, names, supervisor_for
 from fedkin.models.layers import Shape
+from fedkin.models.weights import start_from
 
 __all__ = [
     "ModelCard",
@@ -20,5 +21,6 @@ __all__ = [
     "default_for",
     "describe",
     "names",
+    "start_from",
     "supervisor_for",
 ]

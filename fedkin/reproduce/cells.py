@@ -11,6 +11,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from fedkin.api import weights_file
 from fedkin.config import Config
 from fedkin.data import catalogue
 from fedkin.errors import FedkinError, unknown
@@ -44,11 +45,12 @@ class Cell:
     @property
     def missing(self) -> str:
         """Why it cannot be run here, or nothing."""
-        data = self.settings.get("data")
-        if data is not None and not catalogue.is_ready(data):
-            needs = f"the data {data}"
-            return f"{needs} and {self.reason}" if self.reason else f"{needs} are not here"
-        return self.reason
+        if self.reason:
+            return self.reason
+        data, weights = self.settings.get("data"), self.settings.get("weights")
+        lacks = [f"the data {data}"] if data is not None and not catalogue.is_ready(data) else []
+        lacks += [f"the weights {weights}"] if weights is not None and not weights_file(weights).exists() else []
+        return f"{' and '.join(lacks)} are not here" if lacks else ""
 
 
 @dataclass(frozen=True)
