@@ -292,9 +292,9 @@ def test_fedgen_labels_come_from_their_distribution() -> None:
     assert shares[1].item() == pytest.approx(0.7, abs=0.01)
 
 
-@pytest.mark.parametrize("beta", [0.0, 2.0])
-def test_rounds_of_fedgen(blobs: Federation, beta: float) -> None:
-    settings = {"alpha": 3.0, "beta": beta, "decay": 0.5, "hidden": 5, "noise": 4, "generated": 6}
+@pytest.mark.parametrize(("beta", "labels"), [(0.0, "all"), (2.0, "all"), (2.0, "own")])
+def test_rounds_of_fedgen(blobs: Federation, beta: float, labels: str) -> None:
+    settings = {"alpha": 3.0, "beta": beta, "labels": labels, "decay": 0.5, "hidden": 5, "noise": 4, "generated": 6}
     ours = run("fedgen", blobs, rounds=3, generator_steps=2, generator_lr=0.01, diversity=0.3, **settings)
     reference = Reference(blobs)
     model = reference.initial()
@@ -303,8 +303,11 @@ def test_rounds_of_fedgen(blobs: Federation, beta: float) -> None:
     optimizer = torch.optim.Adam(generator.parameters(), 0.01)
     counts = torch.zeros(4, 3, dtype=torch.float64)
 
-    def draw(order: torch.Generator) -> list[int]:
-        edges = (counts.sum(0) / counts.sum()).cumsum(0).tolist()
+    def count(i: int) -> Tensor:
+        return torch.bincount(reference.y[reference.train[i]], minlength=3).double()
+
+    def draw(order: torch.Generator, of: Tensor) -> list[int]:
+        edges = (of / of.sum()).cumsum(0).tolist()
         return [
             next(c for c in range(3) if u < edges[c])
             for u in torch.rand(6, generator=order, dtype=torch.float64).tolist()
@@ -319,12 +322,14 @@ def test_rounds_of_fedgen(blobs: Federation, beta: float) -> None:
         for i in reference.who(t):
             order = randomness.generator(3, "generated", t, i)
 
-            def loss(m: nn.Module, x: Tensor, y: Tensor, t: int = t, order: torch.Generator = order) -> Tensor:
+            def loss(
+                m: nn.Module, x: Tensor, y: Tensor, t: int = t, i: int = i, order: torch.Generator = order
+            ) -> Tensor:
                 scores = m(x)
                 value = cross_entropy(scores, y)
                 if t > 1:
                     classify = m.get_submodule("classifier")
-                    drawn = draw(order)
+                    drawn = draw(order, counts.sum(0) if labels == "all" else count(i))
                     z = generator(inputs(drawn, order)).detach()
                     value = value + 3.0 * 0.5 ** (t - 1) * cross_entropy(classify(z), torch.tensor(drawn))
                     if beta:
@@ -337,11 +342,11 @@ def test_rounds_of_fedgen(blobs: Federation, beta: float) -> None:
                 reference, model, i, t, key="train/batches", names=BODY + HEAD, epochs=2, lr=0.1, loss=loss
             )  # fmt: skip
         for i in trained:
-            counts[i] = torch.bincount(reference.y[reference.train[i]], minlength=3)
+            counts[i] = count(i)
         model = reference.mean(trained)
         order = randomness.generator(3, "generator", t)
         for _ in range(2):
-            y = draw(order)
+            y = draw(order, counts.sum(0))
             given = inputs(y, order)
             z = generator(given)
             value = torch.zeros((), dtype=torch.float64)

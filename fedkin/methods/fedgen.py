@@ -10,10 +10,11 @@ g_k is participant k's classifier, G_w maps a class and noise to a feature vecto
 output, trained by Adam. p(y) are the label counts that clients have told so far. The teachers' weights are a_ky =
 n_ky / sum_j n_jy, so that each class is taught by those who know it; `teachers=alike` is 1 / K as (4) is printed,
 which for linear classifiers is just their mean model. `diversity` adds exp(-mean_ij |eps_i - eps_j| |G_i - G_j|),
-against a generator that forgets its noise. `beta` adds KL(g(G_w(y, eps)) || model(x)) for a client's own samples (x,
-y). alpha and beta shrink by `decay` every round; in round 1 there is no trained generator and clients train as in
-FedAvg. pFedSim's settings (its A.5) are the defaults with `beta=10`. Batch-norm statistics are averaged with the rest
-of the model.
+against a generator that forgets its noise. With `labels=own` a client has features generated of its own classes
+only, in place of everybody's: then nothing tells it about the classes that it lacks. `beta` adds KL(g(G_w(y, eps)) ||
+model(x)) for a client's own samples (x, y). alpha and beta shrink by `decay` every round; in round 1 there is no
+trained generator and clients train as in FedAvg. pFedSim's settings (its A.5) are the defaults with `beta=10`.
+Batch-norm statistics are averaged with the rest of the model.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ class FedGen(Method):
     alpha: Nonnegative = 10.0
     beta: Nonnegative = 0.0
     decay: Fraction = 0.98
+    labels: Literal["all", "own"] = "all"
+    """Whose labels p(y) in (5) is about: everybody's, or the client's own."""
     teachers: Literal["labels", "alike"] = "labels"
     diversity: Nonnegative = 1.0
     hidden: Count = 32
@@ -80,14 +83,14 @@ class FedGen(Method):
         """Local epochs of SGD on (5)."""
         objective = self.regularised(client, message) if "generator" in message else None
         w = client.sgd(message["w"], objective=objective)
-        labels = one_hot(client.samples.y[client.train], client.classes).sum(0).to(w.dtype)
-        return {"w": w, "n": client.n, "labels": labels}
+        return {"w": w, "n": client.n, "labels": label_counts(client)}
 
     def regularised(self, client: Client, message: Message) -> Objective:
         """The loss of (5) on a batch."""
         with torch.random.fork_rng():
             bound = self.generator(client.layout, client.classes, like=client.bound.w)
-        generate, p = bound.eval(message["generator"]), message["p"]
+        generate = bound.eval(message["generator"])
+        p = message["p"] if self.labels == "all" else distribution(label_counts(client)[None])
         model, draws, shrunk = client.bound.module, client.generator("generated"), self.decay ** (client.round - 1)
         classify = model.get_submodule(client.layout.classifier_name or "")
 
@@ -149,8 +152,13 @@ class FedGen(Method):
         return torch.einsum("kb,kbc->bc", knows / knows.sum(0), scores)
 
 
+def label_counts(client: Client) -> Tensor:
+    """How many samples of each class a client learns from, [C]."""
+    return one_hot(client.samples.y[client.train], client.classes).sum(0).to(client.bound.w.dtype)
+
+
 def distribution(labels: Tensor) -> Tensor:
-    """p(y) [C] from all clients' label counts [N, C]."""
+    """p(y) [C] from clients' label counts [N, C]."""
     counts = labels.sum(0)
     return counts / counts.sum()
 
