@@ -3,8 +3,6 @@
 PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Modules are compiled when they are first imported, and the tests start many processes that import the same ones.
-unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test lint docs benchmark clean
 
