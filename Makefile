@@ -3,6 +3,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# What is imported is compiled once, also where that is switched off; what is never imported, never.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test lint docs benchmark clean
 

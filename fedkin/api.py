@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import math
 from collections.abc import Mapping, Sequence
@@ -16,12 +15,12 @@ from torch import nn
 
 from fedkin import methods, models, presets, randomness
 from fedkin.config import SHARED, WHERE, Config
-from fedkin.data.catalogue import data_root
 from fedkin.data.federation import Federation, is_folder
 from fedkin.engine import shared_workers
 from fedkin.errors import FedkinError, unknown
 from fedkin.layout import Layout
 from fedkin.method import Method
+from fedkin.models.weights import whole_path
 from fedkin.result import Models, Result
 from fedkin.runs.folder import RunFolder, refuse_full
 from fedkin.runs.mixing import MixingRecord
@@ -86,9 +85,10 @@ def resume(
         elif str(settings[name]).startswith(OBJECT):
             raise FedkinError(f"the run in {folder} was given a {name} as a Python object: pass it to resume()")
     setup = prepare(**settings, **({} if method else hyper))
-    if describe(setup)["data_fingerprint"] != run_folder.about["data_fingerprint"]:
+    now, then = describe(setup), run_folder.about
+    if now["data_fingerprint"] != then["data_fingerprint"]:
         raise FedkinError(f"the data are not those that the run in {folder} was started with")
-    if weights_fingerprint(setup) != run_folder.about.get("weights_fingerprint"):
+    if now["weights_fingerprint"] != then.get("weights_fingerprint"):
         raise FedkinError(f"{setup.config.weights} has changed since the run in {folder} was started with it")
     return simulate(setup, run_folder, watch)
 
@@ -143,8 +143,8 @@ def prepare(
         if is_folder(data):
             values |= _folder_settings(Path(data), own)
     values["model"] = _whole_path(model) if isinstance(model, str) else None if model is None else _name(model)
-    if values.get("weights") and Path(values["weights"]).expanduser().exists():
-        values["weights"] = str(Path(values["weights"]).expanduser().resolve())
+    if values.get("weights"):
+        values["weights"] = whole_path(values["weights"])
     config = Config.of(values)
     federation = data if isinstance(data, Federation) else Federation.of(config)
     if not isinstance(data, Federation) and is_folder(data) and own.get("clients", 0) not in (0, len(federation)):
@@ -159,7 +159,7 @@ def prepare(
     check_device(config.device)
     notes = []
     if config.weights:
-        notes.append(models.start_from(module, weights_file(config.weights)))
+        notes.append(models.start_from(module, config.weights))
     elif config.model == "mobilenetv2":
         notes.append("mobilenetv2 starts from scratch; pFedSim's starts from ImageNet weights, as --weights can")
     if "batch" in cls.defaults and "batch" not in own:
@@ -223,12 +223,6 @@ def _module(config: Config, federation: Federation, model: Model | None) -> tupl
     return module.to(getattr(torch, config.dtype)), chosen if isinstance(chosen, str) else _name(chosen)
 
 
-def weights_file(given: str) -> Path:
-    """Where weights are: a path, or a name in the folder `weights` under the one with all datasets."""
-    path = Path(given).expanduser()
-    return path if path.exists() else data_root() / "weights" / given
-
-
 def check_device(device: str) -> None:
     """Refuse a device that is not there."""
     kind, colon, number = device.partition(":")
@@ -253,14 +247,8 @@ def describe(setup: Setup) -> dict[str, Any]:
         "label_counts": setup.federation.label_counts,
         "train_samples": [len(rows) for rows in setup.federation.split.train],
         "test_samples": [len(rows) for rows in setup.federation.split.test],
-        "weights_fingerprint": weights_fingerprint(setup),
+        "weights_fingerprint": models.fingerprint(setup.config.weights) if setup.config.weights else None,
     }
-
-
-def weights_fingerprint(setup: Setup) -> str | None:
-    """Differs when the file with weights to start from does; none where there is no such file."""
-    given = setup.config.weights
-    return hashlib.sha256(weights_file(given).read_bytes()).hexdigest()[:16] if given else None
 
 
 def policy_of(name: str) -> tuple[str, str | None]:

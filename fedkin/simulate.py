@@ -325,10 +325,11 @@ def simulate(setup: Setup, folder: RunFolder | None = None, watch: Watch | None 
 
 
 def play(
-    simulation: Simulation, folder: RunFolder | None = None, watch: Watch | None = None
+    simulation: Simulation, folder: RunFolder | None = None, watch: Watch | None = None, until: int | None = None
 ) -> tuple[list[Round], float]:
-    """All rounds that are left, and those before them; with the seconds that all of them took."""
+    """The rounds that are left, or those up to one, and those before; with the seconds that all of them took."""
     config = simulation.setup.config
+    last = config.rounds if until is None else min(until, config.rounds)
     history: list[Round] = []
     seconds = 0.0
     if folder:
@@ -342,13 +343,13 @@ def play(
         history, seconds = folder.history(), folder.seconds()
     telling = folder.telling_why() if folder else nullcontext()
     with telling, _logged(folder, len(history)) if folder and config.tensorboard else nullcontext() as log:
-        while simulation.state.round < config.rounds:
+        while simulation.state.round < last:
             happened, timing = simulation.round()
             history.append(happened)
             seconds += sum(timing.values())
             if folder:
                 folder.add(happened, timing)
-                if happened.round % config.checkpoint_every == 0 or happened.round == config.rounds:
+                if happened.round % config.checkpoint_every == 0 or happened.round == last:
                     folder.checkpoint(simulation.checkpoint())
             for watcher in (watch, log):
                 if watcher:

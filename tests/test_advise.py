@@ -20,7 +20,7 @@ from fedkin import Federation, FedkinError, advise, api
 from fedkin.advise import REFERENCES, Advice, Gap, Row, gap_between, go_on, rungs, simplest, trials, validation
 from fedkin.cli import advising
 from fedkin.errors import Stopped
-from fedkin.runs.folder import RunFolder
+from fedkin.runs.folder import EVENTS, RunFolder
 from fedkin.simulate import Watch, simulate
 
 QUICK: dict[str, Any] = {"rounds": 4, "epochs": 1, "batch": 16, "engine": "inline", "lr": 0.1, "seeds": 1}
@@ -107,6 +107,7 @@ class TestTrials:
         for until in (1, 2, 4):
             history, _ = go_on(setup, tmp_path / "run", until)
             assert [r.round for r in history] == list(range(1, until + 1))
+        assert not (tmp_path / "run" / EVENTS).exists(), "a pause is nothing out of the ordinary"
         whole = simulate(setup)
         assert [r.to_json() for r in history] == [json.loads(json.dumps(r.to_json())) for r in whole.history]
 

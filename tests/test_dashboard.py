@@ -486,6 +486,10 @@ def address(root: Path) -> Iterator[str]:
         process.communicate()
 
 
+def test_it_ends_in_good_order_as_soon_as_it_has_said_its_address(address: str) -> None:
+    assert address
+
+
 @pytest.fixture
 def browser() -> Iterator[Any]:
     webdriver = pytest.importorskip("selenium.webdriver", reason="the page is tried in a browser with selenium")

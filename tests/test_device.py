@@ -80,9 +80,8 @@ def test_clients_work_stays_on_the_device(name: str) -> None:
     setup, simulation, asked = played(name, "lenet5-bn")
     there = Worker(replace(setup.site(), device="meta"))
     method = setup.method
-    edges = [{job.exchange: job for job in jobs}.values() for jobs in (asked, reversed(asked))]
     try:
-        for job in [job for jobs in edges for job in jobs]:
+        for job in {(job.round, job.exchange): job for job in asked}.values():
             client = there.client(job)
             assert client.bound.w.device == client.samples.x.device == client.train.device == ELSEWHERE
             assert is_elsewhere(method.local(client, there._here(job.message)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,20 +55,8 @@ def go_on(setup: Setup, path: Path, until: int, watch: Watch | None = None) -> T
     """
     folder = _opened(setup, path)
     if len(folder.history()) < until:
-
-        class Enough(Exception):
-            pass
-
-        def pause(happened: Round, seconds: float) -> None:
-            if watch:
-                watch(happened, seconds)
-            if happened.round == until < setup.config.rounds:
-                folder.checkpoint(simulation.checkpoint())
-                raise Enough
-
-        with one_thread(), running(setup) as engine, suppress(Enough):
-            simulation = Simulation(setup, engine, path)
-            play(simulation, folder, pause)
+        with one_thread(), running(setup) as engine:
+            play(Simulation(setup, engine, path), folder, watch, until)
     history = folder.history()
     return history[:until], folder.seconds() * until / len(history)
 

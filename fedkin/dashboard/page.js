@@ -175,7 +175,9 @@ function show(run, found) {
   $("facts").replaceChildren(...facts.map(([name, value]) => el("div", { class: name.startsWith("accuracy is") ? "broad" : null }, el("dt", {}, name), el("dd", {}, value))));
   say("wrong", found.wrong);
   $("resume").hidden = !["idle", "stopped"].includes(run.state);
-  $("resume").replaceChildren(run.state === "stopped" && found.events?.[0]?.event === "stopped" ? `Stopped (${found.events[0].why}). It goes on with: ` : "No round has ended for long and there is no result. If it was stopped, it goes on with: ", el("code", {}, found.resume));
+  const newest = found.events?.[0];
+  const why = newest?.event === "stopped" ? `Stopped (${newest.why}).` : "No round has ended for long and there is no result. If it was stopped:";
+  $("resume").replaceChildren(`${why} It goes on with: `, el("code", {}, found.resume));
   for (const name of ["kin", "layers", "timeline"]) draw(name, found[name]);
   $("no-kin").hidden = Boolean(found.kin) || !found.clients;
   people(found.clients ?? []);

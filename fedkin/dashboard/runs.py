@@ -15,6 +15,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -68,7 +69,7 @@ class Summary:
     real: bool = False
     """A run of a real federation."""
     stopped: bool = False
-    """It wrote down why, after its last round."""
+    """It wrote down why, and has not been resumed."""
 
     def state(self, now: float) -> str:
         """`finished`, `running`, `idle`, `stopped` or `damaged`."""
@@ -131,19 +132,9 @@ class Runs:
     def events(self, id: str) -> list[dict[str, str]]:
         """What was out of the ordinary: why it stopped, who was left out or asked again; the newest first."""
         with self._lock:
-            path = self._path(id) / EVENTS
-        if not path.is_file():
-            return []
-        self._refuse_links(path.parent)
-        found = []
-        for text in reversed(path.read_text("utf-8", "replace").splitlines()[-LINES:]):
-            try:
-                event = json.loads(text)
-            except ValueError:
-                continue
-            if isinstance(event, dict):
-                found.append({name: str(event.get(name, "")) for name in ("time", "client", "event", "why")})
-        return found
+            path = self._path(id)
+        self._refuse_links(path)
+        return list(islice(_events(path), LINES))
 
     def how_to_go_on(self, id: str) -> str:
         """The command that goes on with a run that was stopped."""
@@ -203,7 +194,7 @@ class Runs:
                 "rounds": config.rounds,
                 "real": TERMS in about,
                 "finished": (path / RESULT).is_file(),
-                "stopped": stamp[FILES.index(EVENTS)] > stamp[FILES.index(METRICS)] and _has_stopped(path / EVENTS),
+                "stopped": next(_events(path), {}).get("event") == STOPPED,
             }
             rounds = _from_the_end(path / METRICS)
             newest = next(rounds, None)
@@ -252,9 +243,16 @@ def _stamp(path: Path) -> Stamp:
     return tuple(of(name) for name in FILES)
 
 
-def _has_stopped(events: Path) -> bool:
-    """Whether the last event is that the run stopped."""
-    return f'"event": "{STOPPED}"' in events.read_text("utf-8", "replace").rpartition("\n")[0].rpartition("\n")[2]
+def _events(run: Path) -> Iterator[dict[str, str]]:
+    """What was out of the ordinary in a run, the newest first; lines that cannot be read are left out."""
+    path = run / EVENTS
+    for text in reversed(path.read_text("utf-8", "replace").splitlines() if path.is_file() else []):
+        try:
+            event = json.loads(text)
+        except ValueError:
+            continue
+        if isinstance(event, dict):
+            yield {name: str(event.get(name, "")) for name in ("time", "client", "event", "why")}
 
 
 def _from_the_end(path: Path) -> Iterator[dict[str, Any]]:

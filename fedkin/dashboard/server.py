@@ -11,8 +11,8 @@ import ipaddress
 import json
 import socket
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
 from functools import cache
 from importlib import resources
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+    from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
 MOST = 24
@@ -56,12 +56,18 @@ def serve(root: Path, host: str, port: int, say: Callable[[str], None]) -> None:
         import uvicorn
     except ImportError:
         raise FedkinError("the dashboard needs a web server: pip install 'fedkin[dashboard]'") from None
-    page = application(root, host)
     with _listen(host, port) as listening:
         address = f"[{host}]" if ":" in host else host
-        if not _is_loopback(host):
-            say(f"warning: anyone who reaches {address} over the network can read all runs under {root}")
-        say(f"dashboard of {root}: http://{address}:{listening.getsockname()[1]} (Ctrl-C ends it)")
+
+        # Said once the server minds Ctrl-C, and not before.
+        @asynccontextmanager
+        async def announced(_: Starlette) -> AsyncIterator[None]:
+            if not _is_loopback(host):
+                say(f"warning: anyone who reaches {address} over the network can read all runs under {root}")
+            say(f"dashboard of {root}: http://{address}:{listening.getsockname()[1]} (Ctrl-C ends it)")
+            yield
+
+        page = application(root, host, announced)
         config = uvicorn.Config(page, log_level="warning", server_header=False, timeout_graceful_shutdown=1)
         with suppress(KeyboardInterrupt):  # which is not raised where Ctrl-C was ignored before, as in the background
             uvicorn.Server(config).run(sockets=[listening])
@@ -89,8 +95,8 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def application(root: Path, host: str = "127.0.0.1") -> Starlette:
-    """The server as an ASGI application."""
+def application(root: Path, host: str = "127.0.0.1", lifespan: Lifespan[Starlette] | None = None) -> Starlette:
+    """The server as an ASGI application; `lifespan` is entered when it begins to serve."""
     from starlette.applications import Starlette
     from starlette.middleware import Middleware
     from starlette.responses import JSONResponse
@@ -123,7 +129,7 @@ def application(root: Path, host: str = "127.0.0.1") -> Starlette:
         Route("/api/run", details),
     ]
     guards = [Middleware(Guard, host=host)]
-    return Starlette(routes=routes, middleware=guards, exception_handlers={FedkinError: refused})
+    return Starlette(routes=routes, middleware=guards, exception_handlers={FedkinError: refused}, lifespan=lifespan)
 
 
 class Guard:

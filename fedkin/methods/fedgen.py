@@ -83,14 +83,14 @@ class FedGen(Method):
         """Local epochs of SGD on (5)."""
         objective = self.regularised(client, message) if "generator" in message else None
         w = client.sgd(message["w"], objective=objective)
-        return {"w": w, "n": client.n, "labels": label_counts(client)}
+        return {"w": w, "n": client.n, "labels": client.label_counts}
 
     def regularised(self, client: Client, message: Message) -> Objective:
         """The loss of (5) on a batch."""
         with torch.random.fork_rng():
             bound = self.generator(client.layout, client.classes, like=client.bound.w)
         generate = bound.eval(message["generator"])
-        p = message["p"] if self.labels == "all" else distribution(label_counts(client)[None])
+        p = message["p"] if self.labels == "all" else distribution(client.label_counts[None])
         model, draws, shrunk = client.bound.module, client.generator("generated"), self.decay ** (client.round - 1)
         classify = model.get_submodule(client.layout.classifier_name or "")
 
@@ -150,11 +150,6 @@ class FedGen(Method):
         # A class that none of them has is taught by all alike.
         knows = torch.where(counts.sum(0) > 0, counts, 1.0)
         return torch.einsum("kb,kbc->bc", knows / knows.sum(0), scores)
-
-
-def label_counts(client: Client) -> Tensor:
-    """How many samples of each class a client learns from, [C]."""
-    return one_hot(client.samples.y[client.train], client.classes).sum(0).to(client.bound.w.dtype)
 
 
 def distribution(labels: Tensor) -> Tensor:

@@ -8,20 +8,39 @@ classes is left as it is.
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from fedkin.data.catalogue import data_root
 from fedkin.errors import FedkinError
 
 Layers = dict[str, dict[str, Tensor]]
 """Tensors by layer, and by the last part of their names."""
 
 
-def start_from(model: nn.Module, path: Path) -> str:
+def whole_path(given: str | Path) -> str:
+    """The whole path of a file that is there, so that a run can be resumed from anywhere; else what was given."""
+    path = Path(given).expanduser()
+    return str(path.resolve() if path.exists() else given)
+
+
+def located(given: str | Path) -> Path:
+    """Where weights are: a path, or a name in the folder `weights` under the one with all datasets."""
+    return data_root() / "weights" / whole_path(given)
+
+
+def fingerprint(given: str) -> str:
+    """Differs when the file does."""
+    return hashlib.sha256(located(given).read_bytes()).hexdigest()[:16]
+
+
+def start_from(model: nn.Module, given: str | Path) -> str:
     """Put the weights in a file into a model; what is returned says what was done."""
+    path = located(given)
     try:
         found = load_file(path)
     except FileNotFoundError:
@@ -29,13 +48,14 @@ def start_from(model: nn.Module, path: Path) -> str:
     except (SafetensorError, OSError) as error:
         raise FedkinError(f"weights {path} cannot be read as a .safetensors file: {error}") from None
     ours, theirs = by_layer(model.state_dict()), by_layer(found)
+    if len(ours) != len(theirs):
+        raise FedkinError(f"weights {path} are not for this model: it has {len(ours)} layers, they have {len(theirs)}")
     if ours.keys() != theirs.keys():
-        theirs = dict(zip(ours, in_order(theirs), strict=False))
+        theirs = dict(zip(ours, in_order(theirs), strict=True))
     *body, (last, classifier) = ours.items()
-    wrong = [name for name, tensors in body if not fits(tensors, theirs.get(name, {}))]
-    if wrong or len(by_layer(found)) != len(ours):
-        where = f"its layer {wrong[0]} has no counterpart in them" if wrong else "they have layers that it has not"
-        raise FedkinError(f"weights {path} are not for this model: {where}")
+    for name, tensors in body:
+        if not fits(tensors, theirs[name]):
+            raise FedkinError(f"weights {path} are not for this model: its layer {name} has no counterpart in them")
     for name, tensors in body:
         copy(theirs[name], tensors)
     if not fits(classifier, theirs[last]):

@@ -11,10 +11,10 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from fedkin.api import weights_file
 from fedkin.config import Config
 from fedkin.data import catalogue
 from fedkin.errors import FedkinError, unknown
+from fedkin.models.weights import located
 
 OWN_KEYS = {"method", "set", "measure", "run", "missing", "client", "own"}
 """Keys of a row or column that are not settings of a run."""
@@ -49,7 +49,7 @@ class Cell:
             return self.reason
         data, weights = self.settings.get("data"), self.settings.get("weights")
         lacks = [f"the data {data}"] if data is not None and not catalogue.is_ready(data) else []
-        lacks += [f"the weights {weights}"] if weights is not None and not weights_file(weights).exists() else []
+        lacks += [f"the weights {weights}"] if weights is not None and not located(weights).exists() else []
         return f"{' and '.join(lacks)} are not here" if lacks else ""
 
 
