@@ -406,6 +406,7 @@ def goes_on(out: Path, whole: Path) -> None:
 
 LIMITED = """
 import resource, sys
+sys.dont_write_bytecode = True  # Python takes no notice when a compiled module is cut short, and others would read it.
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
 from fedkin.cli import main
 main()

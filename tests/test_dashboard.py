@@ -456,8 +456,11 @@ def test_without_a_web_server_it_says_what_to_install(root: Path, monkeypatch: p
 def test_it_warns_when_others_can_read(root: Path, monkeypatch: pytest.MonkeyPatch, host: str, warned: bool) -> None:
     import uvicorn
 
+    async def end(self: uvicorn.Server) -> None:
+        """In place of answering until Ctrl-C."""
+
     said: list[str] = []
-    monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: None)
+    monkeypatch.setattr(uvicorn.Server, "main_loop", end)
     serve(root, host, 0, said.append)
     assert [line.startswith("warning: anyone who reaches") for line in said] == [True] * warned + [False, False]
     assert re.search(rf"http://{host}:\d+ ", said[-2])
