@@ -17,6 +17,8 @@ from fedkin.models.layers import Shape
 
 ModelLike = str | nn.Module | Callable[..., nn.Module]
 """A name of the catalogue, "path/to/file.py:ClassName", a class or factory, or a finished model."""
+WIDE = 16
+"""Channels that the first convolution must give for images to lie in memory with their channels last."""
 
 
 def build(model: ModelLike, shape: Shape, classes: int) -> nn.Module:
@@ -75,11 +77,12 @@ def _is_required(parameter: inspect.Parameter) -> bool:
 
 
 def best_format(model: nn.Module, shape: Shape) -> torch.memory_format:
-    """How batches for a model should lie in memory: convolutions over images are faster with the channels last.
+    """How batches for a model should lie in memory: wide convolutions over images are faster with the channels last.
 
     A model that uses `view` on what a convolution gives cannot take them so.
     """
-    if len(shape) != 3 or not any(isinstance(part, nn.Conv2d) for part in model.modules()):
+    first = next((part for part in model.modules() if isinstance(part, nn.Conv2d)), None)
+    if len(shape) != 3 or first is None or first.out_channels < WIDE:
         return torch.contiguous_format
     try:
         _try(model, shape, torch.channels_last)
