@@ -103,8 +103,9 @@ def clients(results: Results) -> go.Figure:
     figure.update_xaxes(title="clients", row=1, col=1)
     figure.update_yaxes(title="accuracy (%) on its own test set", row=1, col=1)
     if right:
+        lowest = min(min(trace.y) for trace in figure.data)
         figure.add_scatter(
-            x=[0, 100], y=[0, 100], mode="lines", line={"color": "#999", "dash": "dot"}, showlegend=False,
+            x=[lowest, 100], y=[lowest, 100], mode="lines", line={"color": "#999", "dash": "dot"}, showlegend=False,
             hoverinfo="skip", row=1, col=2,
         )  # fmt: skip
         figure.update_xaxes(title=f"accuracy (%) under {escape(beside or '')}", row=1, col=2)
