@@ -433,7 +433,9 @@ def test_wide_convolutions_get_images_with_their_channels_last_unless_the_model_
 def test_a_model_that_views_its_features_trains_and_is_judged() -> None:
     rng = np.random.default_rng(0)
     clients = [(rng.integers(0, 255, (12, 3, 8, 8), np.uint8), np.arange(12) % 2) for _ in range(2)]
-    result = fedkin.run("fedavg", data=fedkin.Federation.from_arrays(clients), model=Viewing, rounds=1, epochs=1)
+    result = fedkin.run(
+        "fedavg", data=fedkin.Federation.from_arrays(clients), model=Viewing, rounds=1, epochs=1, engine="inline"
+    )
     assert 0 <= result.accuracy <= 1
 
 
