@@ -50,7 +50,7 @@ class Noting(Inline):
 def played(method: str, model: str) -> tuple[Setup, Simulation, list[Job]]:
     """Four rounds on the CPU."""
     setup = prepare(
-        method, data=pictures(), model=model, rounds=4, epochs=1, batch=8, momentum=0.5, weight_decay=0.1, lr=0.01,
+        method, data=pictures(), model=model, rounds=4, epochs=1, batch=16, momentum=0.5, weight_decay=0.1, lr=0.01,
         join=0.5, vectorize="off",
     )  # fmt: skip
     engine = Noting(setup.site())
