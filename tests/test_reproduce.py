@@ -118,6 +118,31 @@ def test_an_interrupted_cell_goes_on_where_it_stopped(tmp_path: Path) -> None:
         reproduce(other, 0, tmp_path / "e", tmp_path / "d")
 
 
+def test_a_run_that_stands_in_two_tables_is_made_once(tmp_path: Path) -> None:
+    once = reproduce(TINY, 0, tmp_path / "results", tmp_path / "work")
+    twin = replace(TINY, table="another", row="Same", run="same")
+    again = reproduce(twin, 0, tmp_path / "results", tmp_path / "nothing")
+    assert not (tmp_path / "nothing").exists()
+    assert again.values == {**once.values, "table": "another", "run": "same"}
+    assert Finished.read(path_of(twin, 0, tmp_path / "results")) == again
+    assert reproduce(twin, 1, tmp_path / "results", tmp_path / "work").values["seed"] == 1
+
+
+def test_what_stands_in_columns_is_compared_along_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = [replace(TINY, column=name, run=name, mean=mean) for name, mean in (("A", 50.0), ("B", 60.0))]
+    numbers = reproduce(TINY, 0, tmp_path / "elsewhere", tmp_path / "work").values
+    for cell, accuracy in zip(cells, (0.7, 0.6), strict=True):
+        path = path_of(cell, 0, tmp_path / "results")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({**numbers, "scores": [{**numbers["scores"][0], "mean": accuracy}]}))
+    table = Table("tiny", "A table of two columns", 1, "B", (), (), tuple(cells), across=True)
+    monkeypatch.setattr(page, "tables", lambda: {"tiny": table})
+    text = page.markdown(tmp_path / "results")
+    assert "**FedAvg**" in text
+    assert "| A | 50.00 ± 1.00 | 70.00 | **+20.00** |" in text
+    assert "Order kept in 0 of 1 pairs. The best here is A, not B. Three points or more apart: A." in text
+
+
 def test_the_page_has_paper_ours_difference_and_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finished = reproduce(TINY, 0, tmp_path / "results", tmp_path / "work")
     ours = finished.measured("own")

@@ -62,12 +62,14 @@ class Table:
     seeds: int
     """How many the paper ran; 1 where it does not say."""
     ours: str | None
-    """The row of the paper's own method."""
+    """The row of the paper's own method; the column if methods are `across`."""
     open: tuple[str, ...]
     """What the paper leaves open."""
     notes: tuple[str, ...]
     """What was found out about differences."""
     cells: tuple[Cell, ...] = field(repr=False)
+    across: bool = False
+    """Whether what is compared stands in columns, not in rows."""
 
     @property
     def rows(self) -> list[str]:
@@ -78,6 +80,14 @@ class Table:
     def columns(self) -> list[str]:
         """Names of columns, in the paper's order."""
         return list(dict.fromkeys(cell.column for cell in self.cells))
+
+    def compared(self, cell: Cell) -> str:
+        """Which of the things that the table compares a cell is about."""
+        return cell.column if self.across else cell.row
+
+    def where(self, cell: Cell) -> str:
+        """On what they are compared there."""
+        return cell.row if self.across else cell.column
 
     def chosen(self, row: str | None = None, column: str | None = None) -> list[Cell]:
         """The cells of a row, of a column, of both or of neither."""
@@ -128,6 +138,7 @@ def _table(name: str, values: Mapping[str, Any]) -> Table:
         open=tuple(values.get("open", ())),
         notes=tuple(values.get("notes", ())),
         cells=cells,
+        across=values.get("across", False),
     )
 
 

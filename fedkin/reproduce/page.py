@@ -56,11 +56,11 @@ def compared(table: Table, results: Path) -> list[Compared]:
     return found
 
 
-def order_kept(column: list[Compared]) -> tuple[int, int]:
-    """How many pairs of rows, a point or more apart in print, are in the same order here; and of how many."""
+def order_kept(group: list[Compared]) -> tuple[int, int]:
+    """How many pairs, a point or more apart in print, are in the same order here; and of how many."""
     pairs = [
         (a, b)
-        for a, b in combinations([c for c in column if c.cell.mean is not None], 2)
+        for a, b in combinations([c for c in group if c.cell.mean is not None], 2)
         if abs((a.cell.mean or 0) - (b.cell.mean or 0)) >= CLEAR
     ]
     same = sum(((a.cell.mean or 0) > (b.cell.mean or 0)) == (a.mean > b.mean) for a, b in pairs)
@@ -81,7 +81,7 @@ def markdown(results: Path) -> str:
         "`fedkin reproduce TABLE --row ROW --column COLUMN` runs one.",
         "",
         "Numbers are percent, from the last round, never the best one. *Difference* is ours less the paper's, in bold "
-        f"from {FAR:g} points on. *Order kept* counts pairs of rows that the paper has at least {CLEAR:g} point apart. "
+        f"from {FAR:g} points on. *Order kept* counts pairs that the paper has at least {CLEAR:g} point apart. "
         "A single seed stands without a deviation; the papers' are over the seeds they ran.",
     ]
     for table, cells in by_table.values():
@@ -104,15 +104,15 @@ def markdown(results: Path) -> str:
 def _section(table: Table, cells: list[Compared]) -> list[str]:
     seeds = f" The paper has {table.seeds} seeds." if table.seeds > 1 else ""
     lines = ["", f"## {table.name}", "", f"{table.about}.{seeds}", ""]
-    for column in table.columns:
-        own = [c for c in cells if c.cell.column == column]
+    for group in table.rows if table.across else table.columns:
+        own = [c for c in cells if table.where(c.cell) == group]
         if not own:
             continue
-        lines += [f"**{column}**", "", "| row | paper | ours | difference |", "|---|---|---|---|"]
+        lines += [f"**{group}**", "", "| | paper | ours | difference |", "|---|---|---|---|"]
         for c in own:
             paper = "–" if c.cell.mean is None else shown(c.cell.mean)
             paper += f" ± {c.cell.std:.2f}" if c.cell.std is not None else ""
-            lines.append(f"| {c.cell.row} | {paper} | {c.text} | {_signed(c.difference)} |")
+            lines.append(f"| {table.compared(c.cell)} | {paper} | {c.text} | {_signed(c.difference)} |")
         verdict = _verdict(table, own)
         lines += ["", *([verdict, ""] if verdict else [])]
     if table.notes:
@@ -131,15 +131,14 @@ def _signed(difference: float | None) -> str:
 def _verdict(table: Table, own: list[Compared]) -> str:
     same, pairs = order_kept(own)
     words = [f"Order kept in {same} of {pairs} pairs." if pairs else ""]
-    paper_rows = [c for c in own if c.cell.mean is not None]
-    best = max(own, key=lambda c: (c.mean, c.cell.row == table.ours))
-    if paper_rows and len(own) > 1 and any(c.cell.row == table.ours for c in own):
+    names = [table.compared(c.cell) for c in own]
+    printed = any(c.cell.mean is not None for c in own)
+    if printed and len(own) > 1 and table.ours in names:
+        _, _, name = max((c.mean, name == table.ours, name) for c, name in zip(own, names, strict=True))
         words.append(
-            f"{table.ours} is the best here too."
-            if best.cell.row == table.ours
-            else f"The best here is {best.cell.row}, not {table.ours}."
+            f"{name} is the best here too." if name == table.ours else f"The best here is {name}, not {table.ours}."
         )
-    far = [c.cell.row for c in paper_rows if c.difference is not None and abs(c.difference) >= FAR]
+    far = [table.compared(c.cell) for c in own if c.difference is not None and abs(c.difference) >= FAR]
     if far:
         words.append(f"Three points or more apart: {', '.join(far)}.")
     return " ".join(word for word in words if word)

@@ -97,7 +97,7 @@ def prepared(cell: Cell, seed: int, workers: int | None = None) -> Setup:
 def reproduce(
     cell: Cell, seed: int, results: Path, work: Path, workers: int | None = None, show: Show | None = None
 ) -> Finished:
-    """The result of a cell's run: kept from before, or from a run folder that is gone on with, or from a new run."""
+    """The result of a cell's run: kept from before, for whichever table, or from a run that is gone on with, or new."""
     path = path_of(cell, seed, results)
     if path.exists():
         return Finished.read(path)
@@ -105,6 +105,8 @@ def reproduce(
         return _keep(path, _study(cell, seed, workers, show))
     folder = work / cell.table / path.stem
     setup = prepared(cell, seed, workers)
+    if twin := _twin(setup, results):
+        return _keep(path, {**twin, "table": cell.table, "run": cell.run})
     if (folder / "config.json").exists():
         run_folder = RunFolder.open(folder)
         if run_folder.config.matters != setup.config.matters:
@@ -115,6 +117,13 @@ def reproduce(
     with watched(show, label, setup.config.rounds) as watch:
         result = simulate(setup, run_folder, watch)
     return _keep(path, summarised(cell, result, run_folder))
+
+
+def _twin(setup: Setup, results: Path) -> Mapping[str, Any] | None:
+    """The kept result of the same run, which stands in another table too."""
+    same = {"config": json.loads(json.dumps(setup.config.matters)), "data_fingerprint": setup.federation.fingerprint}
+    kept = (Finished.read(path).values for path in sorted(results.glob("*/*.json")))
+    return next((values for values in kept if same.items() <= values.items()), None)
 
 
 def _keep(path: Path, values: dict[str, Any]) -> Finished:
