@@ -20,7 +20,7 @@ from fedkin.engine import shared_workers
 from fedkin.errors import FedkinError, unknown
 from fedkin.layout import Layout
 from fedkin.method import Method
-from fedkin.models.weights import whole_path
+from fedkin.models import weights
 from fedkin.result import Models, Result
 from fedkin.runs.folder import RunFolder, refuse_full
 from fedkin.runs.mixing import MixingRecord
@@ -144,7 +144,7 @@ def prepare(
             values |= _folder_settings(Path(data), own)
     values["model"] = _whole_path(model) if isinstance(model, str) else None if model is None else _name(model)
     if values.get("weights"):
-        values["weights"] = whole_path(values["weights"])
+        values["weights"] = weights.whole_path(values["weights"])
     config = Config.of(values)
     federation = data if isinstance(data, Federation) else Federation.of(config)
     if not isinstance(data, Federation) and is_folder(data) and own.get("clients", 0) not in (0, len(federation)):
@@ -159,7 +159,7 @@ def prepare(
     check_device(config.device)
     notes = []
     if config.weights:
-        notes.append(models.start_from(module, config.weights))
+        notes.append(weights.start_from(module, config.weights))
     elif config.model == "mobilenetv2":
         notes.append("mobilenetv2 starts from scratch; pFedSim's starts from ImageNet weights, as --weights can")
     if "batch" in cls.defaults and "batch" not in own:
@@ -247,7 +247,7 @@ def describe(setup: Setup) -> dict[str, Any]:
         "label_counts": setup.federation.label_counts,
         "train_samples": [len(rows) for rows in setup.federation.split.train],
         "test_samples": [len(rows) for rows in setup.federation.split.test],
-        "weights_fingerprint": models.fingerprint(setup.config.weights) if setup.config.weights else None,
+        "weights_fingerprint": weights.fingerprint(setup.config.weights) if setup.config.weights else None,
     }
 
 

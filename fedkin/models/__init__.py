@@ -10,7 +10,7 @@ Every model of the catalogue is an `nn.Sequential` of named layers whose last on
 from fedkin.models.building import ModelLike, best_format, build
 from fedkin.models.catalogue import ModelCard, default_for, describe, names, supervisor_for
 from fedkin.models.layers import Shape
-from fedkin.models.weights import fingerprint, start_from
+from fedkin.models.weights import start_from
 
 __all__ = [
     "ModelCard",
@@ -20,7 +20,6 @@ __all__ = [
     "build",
     "default_for",
     "describe",
-    "fingerprint",
     "names",
     "start_from",
     "supervisor_for",

@@ -104,7 +104,7 @@ def markdown(results: Path) -> str:
 def _section(table: Table, cells: list[Compared]) -> list[str]:
     seeds = f" The paper has {table.seeds} seeds." if table.seeds > 1 else ""
     lines = ["", f"## {table.name}", "", f"{table.about}.{seeds}", ""]
-    for group in table.rows if table.across else table.columns:
+    for group in dict.fromkeys(table.where(cell) for cell in table.cells):
         own = [c for c in cells if table.where(c.cell) == group]
         if not own:
             continue

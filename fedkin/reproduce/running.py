@@ -122,8 +122,8 @@ def reproduce(
 def _twin(setup: Setup, results: Path) -> Mapping[str, Any] | None:
     """The kept result of the same run, which stands in another table too."""
     same = {"config": json.loads(json.dumps(setup.config.matters)), "data_fingerprint": setup.federation.fingerprint}
-    kept = (Finished.read(path).values for path in sorted(results.glob("*/*.json")))
-    return next((values for values in kept if same.items() <= values.items()), None)
+    every = (Finished.read(path).values for path in sorted(results.glob("*/*.json")))
+    return next((values for values in every if same.items() <= values.items()), None)
 
 
 def _keep(path: Path, values: dict[str, Any]) -> Finished:
