@@ -40,38 +40,33 @@ class Evaluator:
         """
         clients = range(len(self.test_sizes))
         fingerprint = Fingerprints()
-        messages = [self.method.serve(state, i) for i in clients]
-        if serves_models(self.method) and not self.private_statistics:
-            own = {(i, fingerprint(messages[i])): messages[i]["w"] for i in clients}
-            jobs = {}
-        else:
-            own = {}
-            jobs = {
-                (i, f"{fingerprint(messages[i])}/{trained.get(i, 0)}"): Job(i, messages[i], private.get(i, {}))
-                for i in clients
-            }
-        w = self.method.global_model(state)
-        shared: dict[tuple[int, str], Tensor] = {}
-        with_own: dict[tuple[int, str], Job] = {}
-        if w is not None and self.private_statistics:
-            print_of_w = fingerprint({"w": w})
-            with_own = {
-                (i, f"global {print_of_w}/{trained.get(i, 0)}"): Job(i, {"w": w}, private.get(i, {})) for i in clients
-            }
-        elif w is not None:
-            shared = {(i, fingerprint({"w": w})): w for i in clients}
+        seen, self.known = self.known, {}
 
-        # A client that could not be reached has judged no sample: it is asked again.
-        asked = own | jobs | shared | with_own
-        self.known = {key: self.known[key] for key in asked if key in self.known and self.known[key].total}
-        self.known |= self._score_models({key: w for key, w in (own | shared).items() if key not in self.known})
-        for wanted, function in ((jobs, "score"), (with_own, "score_sent")):
-            new = {key: job for key, job in wanted.items() if key not in self.known}
-            self.known |= self._score_jobs(new, function)
+        def judge(messages: Sequence[Message], as_sent: bool) -> list[Scored]:
+            """Models that clients make of what they are sent, or what they are sent as it is."""
+            whole = as_sent and not self.private_statistics
+            keys = [
+                (i, fingerprint(message) + ("" if whole else f"/{trained.get(i, 0)}/{as_sent}"))
+                for i, message in enumerate(messages)
+            ]
+            # A client that could not be reached has judged no sample: it is asked again.
+            self.known |= {key: seen[key] for key in keys if key in seen and seen[key].total}
+            new = {key: messages[key[0]] for key in keys if key not in self.known}
+            if whole:
+                self.known |= self._score_models({key: message["w"] for key, message in new.items()})
+            else:
+                jobs = {key: Job(key[0], message, private.get(key[0], {})) for key, message in new.items()}
+                self.known |= self._score_jobs(jobs, "score_sent" if as_sent else "score")
+            return [self.known[key] for key in keys]
+
+        served, as_sent = [self.method.serve(state, i) for i in clients], serves_models(self.method)
+        if as_sent:
+            served = [{"w": message["w"]} for message in served]
         judged = self.method.judged
-        scores = [self._score(judged.model, judged.moment, OWN, [*own, *jobs])]
-        if shared or with_own:
-            scores.append(self._score("global", "after aggregation", UNION, [*shared, *with_own]))
+        scores = [Score.of(judged.model, judged.moment, OWN, judge(served, as_sent))]
+        w = self.method.global_model(state)
+        if w is not None:
+            scores.append(Score.of("global", "after aggregation", UNION, judge([{"w": w} for _ in clients], True)))
         return scores
 
     def each(self, models: Mapping[int, Tensor]) -> dict[int, Scored]:
@@ -107,9 +102,6 @@ class Evaluator:
         return {
             key: s for call, scored in zip(calls, results, strict=True) for key, s in zip(call, scored, strict=True)
         }
-
-    def _score(self, model: str, moment: str, data: str, keys: Sequence[tuple[int, str]]) -> Score:
-        return Score.of(model, moment, data, [self.known[key] for key in keys])
 
 
 def serves_models(method: Method) -> bool:

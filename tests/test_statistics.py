@@ -12,6 +12,7 @@ from test_engine import Stop, same, stop_after
 import fedkin
 from fedkin import Federation
 from fedkin.api import prepare
+from fedkin.engine.worker import Worker
 from fedkin.layout import Layout
 from fedkin.methods import registry
 
@@ -49,6 +50,18 @@ def test_they_go_on_from_the_clients_own_and_not_from_the_mean(pictures: Federat
     )
     assert not torch.equal(layout().norm_statistics.of(kept), layout().norm_statistics.of(shared))
     assert torch.allclose(layout().parameters.of(kept), layout().parameters.of(shared))
+
+
+def test_a_global_model_that_is_everybodys_own_is_judged_once(
+    pictures: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    judge = Worker._judge
+    monkeypatch.setattr(Worker, "_judge", lambda *given: asked.extend(given[2]) or judge(*given))
+    result = fedkin.run("fedavg", data=pictures, **SETTINGS | {"evaluate_every": 3})
+    assert sorted(asked) == [0, 1, 2, 3]
+    own, everywhere = result.history[-1].scores
+    assert own.correct == everywhere.correct
 
 
 @pytest.mark.parametrize("name", registry())
