@@ -143,7 +143,7 @@ def two_workers(fed: Federation, repeats: int) -> float:
             ratios.append(happened.steps / (time.perf_counter() - begin) / bare)
     for loop in loops:
         loop.join()
-    return median(ratios)
+    return float(median(ratios))
 
 
 def evaluation(fed: Federation, method: str, repeats: int) -> float:

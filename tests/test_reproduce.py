@@ -126,6 +126,9 @@ def test_a_run_that_stands_in_two_tables_is_made_once(tmp_path: Path) -> None:
     assert again.values == {**once.values, "table": "another", "run": "same"}
     assert Finished.read(path_of(twin, 0, tmp_path / "results")) == again
     assert reproduce(twin, 1, tmp_path / "results", tmp_path / "work").values["seed"] == 1
+    timed = replace(twin, table="timed", measure="time per sample")
+    reproduce(timed, 0, tmp_path / "results", tmp_path / "timed")
+    assert (tmp_path / "timed").exists(), "how long a run took is not taken over"
 
 
 def test_what_stands_in_columns_is_compared_along_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
