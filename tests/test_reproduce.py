@@ -163,6 +163,22 @@ def test_the_page_has_paper_ours_difference_and_order(tmp_path: Path, monkeypatc
     assert "2 of 2 cells" in text
 
 
+def test_a_figure_of_a_paper_is_drawn_the_same_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finished = reproduce(TINY, 0, tmp_path / "results", tmp_path / "work")
+    table = Table("tiny", "A figure", 1, None, (), (), (TINY,), curves=True)
+    monkeypatch.setattr(page, "tables", lambda: {"tiny": table})
+    drawn = []
+    for k in range(2):
+        page.write(tmp_path / "results", tmp_path / str(k) / "R.md")
+        (picture,) = (tmp_path / str(k) / "images").iterdir()
+        assert f"](images/{picture.name})" in (tmp_path / str(k) / "R.md").read_text()
+        drawn.append(picture.read_bytes())
+    assert drawn[0] == drawn[1]
+    (line,) = page.pictures(tmp_path / "results")[picture.name].axes[0].get_lines()
+    assert list(line.get_xdata()) == [r for r, _, _ in finished.values["curve"]]
+    assert list(line.get_ydata()) == [100 * mean for _, mean, _ in finished.values["curve"]]
+
+
 def test_the_page_in_the_repository_is_made_from_the_kept_results() -> None:
     assert (ROOT / "docs/RESULTS.md").read_text("utf-8") == page.markdown(ROOT / "results")
 

@@ -47,11 +47,9 @@ def reproduce(
     if table == "list":
         _list(of, row, column, results, as_json)
     elif table == "page":
-        from fedkin.reproduce.page import markdown
-        from fedkin.runs.files import make_folder, write_whole
+        from fedkin.reproduce import page
 
-        make_folder(to.parent)
-        write_whole(to, markdown(results).encode())
+        page.write(results, to)
         print(f"page: {to}")
     else:
         _run(table, row, column, seeds, results, work, workers, as_json)

@@ -20,17 +20,24 @@ MANY = 60
 
 def curves(results: Sequence[Result], against: Literal["rounds", "time"] = "rounds") -> Figure:
     """Accuracy over rounds, or over the virtual time of runs with a schedule."""
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.subplots()
+    drawn = []
     for result in results:
         rounds = result.evaluated
         if against == "time" and rounds[0].time is None:
             raise FedkinError(f"{result.folder or result.method} has no virtual time: it ran with --schedule sync")
         at = [r.round if against == "rounds" else r.time or 0.0 for r in rounds]
         label = f"{result.method}, {result.config.late}" if against == "time" else result.method
-        axes.plot(at, [100 * r.scores[0].headline for r in rounds], label=label)
-    time = _time(results[0])
-    axes.set(xlabel="round" if against == "rounds" else time, ylabel="accuracy (%), mean over clients")
+        drawn.append((label, at, [r.scores[0].headline for r in rounds]))
+    return lines(drawn, "round" if against == "rounds" else _time(results[0]))
+
+
+def lines(drawn: Sequence[tuple[str, Sequence[float], Sequence[float]]], along: str = "round") -> Figure:
+    """Accuracies in [0, 1] over rounds or time: (label, where, accuracy) a line."""
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    for label, at, accuracy in drawn:
+        axes.plot(at, [100 * a for a in accuracy], label=label)
+    axes.set(xlabel=along, ylabel="accuracy (%), mean over clients")
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)

@@ -70,6 +70,8 @@ class Table:
     cells: tuple[Cell, ...] = field(repr=False)
     across: bool = False
     """Whether what is compared stands in columns, not in rows."""
+    curves: bool = False
+    """Whether it is a figure in the paper, of accuracy over rounds."""
 
     @property
     def rows(self) -> list[str]:
@@ -139,6 +141,7 @@ def _table(name: str, values: Mapping[str, Any]) -> Table:
         notes=tuple(values.get("notes", ())),
         cells=cells,
         across=values.get("across", False),
+        curves=values.get("curves", False),
     )
 
 

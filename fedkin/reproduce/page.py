@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import io
+from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean, stdev
 
-from fedkin.reproduce.cells import Cell, Table, tables
+import matplotlib
+from matplotlib.figure import Figure
+
+from fedkin.report import figures
+from fedkin.reproduce.cells import Cell, Table, slug, tables
 from fedkin.reproduce.running import Finished, kept
+from fedkin.runs.files import make_folder, write_whole
 
 CLEAR = 1.0
 """Points between two printed numbers from which on their order is expected to hold."""
@@ -23,6 +29,8 @@ class Compared:
     cell: Cell
     ours: list[float]
     """A number a seed."""
+    curve: list[list[float]] = field(default_factory=list)
+    """Of the first seed: round, mean over clients, mean over samples."""
 
     @property
     def mean(self) -> float:
@@ -52,7 +60,9 @@ def compared(table: Table, results: Path) -> list[Compared]:
     for cell in table.cells:
         paths = kept(cell, results)
         if paths and not cell.reason:
-            found.append(Compared(cell, [Finished.read(path).measured(cell.measure) for path in paths]))
+            finished = [Finished.read(path) for path in paths]
+            numbers = [each.measured(cell.measure) for each in finished]
+            found.append(Compared(cell, numbers, finished[0].values.get("curve", [])))
     return found
 
 
@@ -65,6 +75,19 @@ def order_kept(group: list[Compared]) -> tuple[int, int]:
     ]
     same = sum(((a.cell.mean or 0) > (b.cell.mean or 0)) == (a.mean > b.mean) for a, b in pairs)
     return same, len(pairs)
+
+
+def write(results: Path, to: Path) -> None:
+    """The page, and its pictures in the folder `images` beside it."""
+    make_folder(to.parent)
+    write_whole(to, markdown(results).encode())
+    # Without the date and names drawn at random the same results give the same file.
+    with matplotlib.rc_context({"svg.hashsalt": "fedkin"}):
+        for name, figure in pictures(results).items():
+            make_folder(to.parent / "images")
+            picture = io.BytesIO()
+            figure.savefig(picture, format="svg", metadata={"Date": None})
+            write_whole(to.parent / "images" / name, picture.getvalue())
 
 
 def markdown(results: Path) -> str:
@@ -101,13 +124,34 @@ def markdown(results: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+def pictures(results: Path) -> dict[str, Figure]:
+    """What the page shows in place of tables for figures of the papers, by the names of the files."""
+    drawn = {}
+    for table in tables().values():
+        for group, cells in _groups(table, compared(table, results)).items():
+            if table.curves:
+                lines = [(table.compared(c.cell), [p[0] for p in c.curve], [p[1] for p in c.curve]) for c in cells]
+                drawn[_picture(table, group)] = figures.lines(lines)
+    return drawn
+
+
+def _picture(table: Table, group: str) -> str:
+    return f"{table.name}-{slug(group)}.svg"
+
+
+def _groups(table: Table, cells: list[Compared]) -> dict[str, list[Compared]]:
+    """Cells by what they are compared on, in the paper's order."""
+    found: dict[str, list[Compared]] = {}
+    for group in dict.fromkeys(table.where(cell) for cell in table.cells):
+        if own := [c for c in cells if table.where(c.cell) == group]:
+            found[group] = own
+    return found
+
+
 def _section(table: Table, cells: list[Compared]) -> list[str]:
     seeds = f" The paper has {table.seeds} seeds." if table.seeds > 1 else ""
     lines = ["", f"## {table.name}", "", f"{table.about}.{seeds}", ""]
-    for group in dict.fromkeys(table.where(cell) for cell in table.cells):
-        own = [c for c in cells if table.where(c.cell) == group]
-        if not own:
-            continue
+    for group, own in _groups(table, cells).items():
         lines += [f"**{group}**", "", "| | paper | ours | difference |", "|---|---|---|---|"]
         for c in own:
             paper = "–" if c.cell.mean is None else shown(c.cell.mean)
@@ -115,6 +159,8 @@ def _section(table: Table, cells: list[Compared]) -> list[str]:
             lines.append(f"| {table.compared(c.cell)} | {paper} | {c.text} | {_signed(c.difference)} |")
         verdict = _verdict(table, own)
         lines += ["", *([verdict, ""] if verdict else [])]
+        if table.curves:
+            lines += [f"![{group}: accuracy over rounds](images/{_picture(table, group)})", ""]
     if table.notes:
         lines += ["Found out about differences:", "", *(f"- {note}" for note in table.notes), ""]
     if table.open:
