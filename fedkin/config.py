@@ -61,6 +61,8 @@ class Config(BaseModel):
     """Share of each client's samples kept for testing; otherwise the partition's own."""
     pool: Literal["all", "train"] | None = None
     """All samples, or those of the publisher's train files; otherwise the partition's own."""
+    pixels: Literal["standardised", "centred"] = "standardised"
+    """What networks see of images: pixels less the dataset's mean over its deviation, or just 0..255 as -1..1."""
 
     public: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of everybody's training samples that is made public, for methods that distil on public data."""

@@ -83,6 +83,7 @@ def test_run_takes_every_setting_as_an_option(tmp_path: Path) -> None:
         "clients": 5,
         "test_ratio": 0.3,
         "pool": "train",
+        "pixels": "centred",
         "join": 0.6,
         "rounds": 3,
         "schedule": "stragglers:0",

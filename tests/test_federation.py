@@ -12,6 +12,8 @@ from PIL import Image
 
 import fedkin
 from fedkin import Federation, FedkinError
+from fedkin.api import prepare
+from fedkin.engine.inline import Inline
 from fedkin.export import Personal
 from fedkin.runs.folder import RunFolder
 
@@ -161,6 +163,19 @@ def test_the_smallest_federation_runs() -> None:
 
 
 # fingerprints
+
+
+def test_centred_pixels_reach_networks_as_minus_one_to_one(pictures: Federation, tmp_path: Path) -> None:
+    federation = pictures.centred()
+    x = Inline(prepare("fedavg", data=pictures, pixels="centred", **TINY).site()).worker.samples.inputs(torch.arange(9))
+    assert torch.allclose(x, torch.from_numpy(pictures.data.x[:9]) / 127.5 - 1, atol=1e-6)
+    assert federation.fingerprint != pictures.fingerprint
+    run = fedkin.run("fedavg", data=pictures, pixels="centred", out=tmp_path / "run", **TINY)
+    assert torch.equal(run.models[0], fedkin.run("fedavg", data=federation, **TINY).models[0])
+    about = Personal.from_run(RunFolder.open(tmp_path / "run"), 0).about
+    assert about["mean"] == about["std"] == [0.5]
+    with pytest.raises(FedkinError, match=r"pixels=centred is about images, but .* has float32 numbers"):
+        Federation.from_arrays([pair(), pair(seed=1)]).centred()
 
 
 def test_equal_data_have_equal_fingerprints() -> None:

@@ -14,7 +14,7 @@ from fedkin.config import Config
 from fedkin.errors import FedkinError
 
 PANELS = {
-    "Federation": ("data", "partition", "clients", "test_ratio", "pool", "public"),
+    "Federation": ("data", "partition", "clients", "test_ratio", "pool", "pixels", "public"),
     "Training": (
         *(
             "join",

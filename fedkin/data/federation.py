@@ -94,6 +94,13 @@ class Federation:
         everybodys = np.sort(np.concatenate([self.split.public, *public]))
         return Federation(self.data, replace(self.split, train=tuple(kept), public=everybodys))
 
+    def centred(self) -> Federation:
+        """The same federation with its pixels seen as -1..1, whatever their mean and deviation."""
+        if self.data.x.dtype != np.uint8:
+            raise FedkinError(f"pixels=centred is about images, but {self.data.name} has {self.data.x.dtype} numbers")
+        channels = self.data.x.shape[1]
+        return Federation(replace(self.data, mean=(0.5,) * channels, std=(0.5,) * channels), self.split)
+
     @classmethod
     def of(cls, config: Config) -> Federation:
         """What a run's settings ask for: a dataset split by a rule, or a folder of the user's own."""

@@ -28,8 +28,8 @@ Public = tuple[npt.NDArray[Any], npt.NDArray[np.int64]]
 """Samples [n, *shape] and labels [n]."""
 SPELLED = ("rounds", "join", "schedule", "late", "epochs", "batch", "lr", "seed", "evaluate_every")
 """Settings that a settings file shows even where they are the default."""
-SIMULATED = ("judge_union", "judge_local", "public", "partition", "data", "clients", "pool", "weights")
-"""Settings that only a simulation can follow: what they name is on one machine."""
+SIMULATED = ("judge_union", "judge_local", "public", "partition", "data", "clients", "pool", "weights", "pixels")
+"""Settings that only a simulation can follow: what they name is on one machine, or said elsewhere in the file."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 

@@ -17,6 +17,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedkin import api, models
+from fedkin.config import Config
 from fedkin.costs import cost
 from fedkin.data import catalogue
 from fedkin.engine import default_workers
@@ -123,9 +124,13 @@ def reproduce(
 
 def _twin(setup: Setup, results: Path) -> Mapping[str, Any] | None:
     """The kept result of the same run, which stands in another table too."""
-    same = {"config": json.loads(json.dumps(setup.config.matters)), "data_fingerprint": setup.federation.fingerprint}
-    every = (Finished.read(path).values for path in sorted(results.glob("*/*.json")))
-    return next((values for values in every if same.items() <= values.items()), None)
+    for path in sorted(results.glob("*/*.json")):
+        values = Finished.read(path).values
+        same_data = values.get("data_fingerprint") == setup.federation.fingerprint
+        # Settings that are newer than a result have their defaults.
+        if same_data and Config.of(values["config"]).matters == setup.config.matters:
+            return values
+    return None
 
 
 def _keep(path: Path, values: dict[str, Any]) -> Finished:
