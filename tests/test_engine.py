@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import json
 import os
 import signal
@@ -312,3 +313,25 @@ def test_a_worker_that_dies_is_told_in_a_sentence(blobs: Federation, tmp_path: P
     )
     with pytest.raises(FedkinError, match="a worker process died"):
         fedkin.run(f"{file}:Dying", data=blobs, engine="processes", workers=2, rounds=1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems keep freed memory, or have no such switch")
+def test_a_worker_reuses_the_memory_of_the_step_before() -> None:
+    lines = """
+        import resource, torch
+        from fedkin.engine.memory import keep_freed_memory
+
+        def new_pages() -> int:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            for _ in range(40):
+                torch.ones(8 << 20, dtype=torch.uint8)
+            return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+        before, kept = new_pages(), keep_freed_memory()
+        new_pages()
+        print(before, kept, new_pages())
+    """
+    out = subprocess.run([sys.executable, "-c", inspect.cleandoc(lines)], capture_output=True, text=True, check=True)
+    before, kept, after = out.stdout.split()
+    assert kept == "True"
+    assert int(after) < 0.01 * int(before)

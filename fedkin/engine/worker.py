@@ -18,6 +18,7 @@ from fedkin.client import Client, Networks, Samples
 from fedkin.cohort import Cohort
 from fedkin.config import Training
 from fedkin.data.dataset import Indices
+from fedkin.engine.memory import keep_freed_memory
 from fedkin.layout import Block, Bound, Layout
 from fedkin.method import Message, Method, Predictor, trained
 from fedkin.models import best_format
@@ -91,6 +92,7 @@ class Worker:
     """Runs clients one after another on one working module."""
 
     def __init__(self, site: Site) -> None:
+        keep_freed_memory()
         self.site = site
         self.device = torch.device(site.device)
         self.bound = Bound(copy.deepcopy(site.module).to(self.device), site.classifier)
