@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -59,10 +60,16 @@ def _list(of: str | None, row: str | None, column: str | None, results: Path, as
     from fedkin.reproduce.cells import table, tables
     from fedkin.reproduce.running import estimate, kept
 
-    chosen = [table(of)] if of else list(tables().values())
-    lines = []
-    for each in chosen:
-        for cell in each.chosen(row if of else None, column if of else None):
+    if of is None and (row or column):
+        raise FedkinError("rows and columns are those of a table: name it, as in list --table pfedsim-table3")
+    grids, lines = [], []
+    for each in [table(of)] if of else tables().values():
+        grid = Grid(title=f"[b]{each.name}[/b]: {escape(each.about)}", title_justify="left", title_style="")
+        for name in ("row", "column", "needs", "paper", "time", "done"):
+            grid.add_column(name, justify="right" if name in ("paper", "time", "done") else "left")
+        reasons = Counter(cell.reason for cell in each.chosen(row, column) if cell.reason)
+        for cell in each.chosen(row, column):
+            seconds, done = None if cell.reason else round(estimate(cell)), len(kept(cell, results))
             lines.append(
                 {
                     "table": cell.table,
@@ -70,23 +77,26 @@ def _list(of: str | None, row: str | None, column: str | None, results: Path, as
                     "column": cell.column,
                     "paper": cell.mean,
                     "data": cell.settings.get("data", ""),
-                    "seconds": None if cell.missing else round(estimate(cell)),
+                    "seconds": seconds,
                     "missing": cell.missing,
-                    "seeds done": len(kept(cell, results)),
+                    "seeds done": done,
                 }
             )
+            if seconds is None:
+                continue
+            needs = ", ".join(name if here else f"{name} (not here)" for name, here in cell.needs.items())
+            paper = "" if cell.mean is None else f"{cell.mean:.2f}"
+            words = (escape(word) for word in (cell.row, cell.column, needs))
+            grid.add_row(*words, paper, clock(seconds), str(done or ""))
+        cannot = (f"{count} more cannot be run: {reason}" for reason, count in reasons.items())
+        grid.caption, grid.caption_justify = escape("\n".join(cannot)) or None, "left"
+        grids.append(grid)
     if as_json:
         print(json.dumps(lines))
         return
-    grid = Grid(title="Cells, and how long one seed takes on this machine", title_justify="left")
-    for name in ("table", "row", "column", "paper", "time", "done"):
-        grid.add_column(name, justify="right" if name in ("paper", "time", "done") else "left")
-    for line in lines:
-        time = escape(f"lacks {line['missing']}") if line["missing"] else clock(float(str(line["seconds"] or 0)))
-        paper = "" if line["paper"] is None else f"{line['paper']:.2f}"
-        words = (line["table"], line["row"], line["column"])
-        grid.add_row(*(escape(str(w)) for w in words), paper, time, str(line["seeds done"] or ""))
-    Console().print(grid)
+    for grid in grids:
+        Console().print(grid)
+    print("time: one seed on this machine; done: seeds that are kept")
 
 
 def _run(

@@ -43,13 +43,19 @@ class Cell:
     """Not a run but a study of its own, by name."""
 
     @property
+    def needs(self) -> dict[str, bool]:
+        """The data and the weights that it needs, and whether they are here."""
+        data, weights = self.settings.get("data"), self.settings.get("weights")
+        found = {} if data is None else {data: catalogue.is_ready(data)}
+        return found if weights is None else found | {weights: located(weights).exists()}
+
+    @property
     def missing(self) -> str:
         """Why it cannot be run here, or nothing."""
         if self.reason:
             return self.reason
-        data, weights = self.settings.get("data"), self.settings.get("weights")
-        lacks = [f"the data {data}"] if data is not None and not catalogue.is_ready(data) else []
-        lacks += [f"the weights {weights}"] if weights is not None and not located(weights).exists() else []
+        kinds = {self.settings.get("weights"): "weights"}
+        lacks = [f"the {kinds.get(name, 'data')} {name}" for name, here in self.needs.items() if not here]
         return f"{' and '.join(lacks)} are not here" if lacks else ""
 
 

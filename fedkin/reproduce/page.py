@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
@@ -116,10 +117,7 @@ def markdown(results: Path) -> str:
         lines += [f"- `{table.name}`: {table.about}" for table in empty]
     lines += ["", "## Cells that cannot be run", "", "| table | cells | why |", "|---|---|---|"]
     for table in tables().values():
-        reasons: dict[str, int] = {}
-        for cell in table.cells:
-            if cell.reason and not cell.reason.startswith("see "):
-                reasons[cell.reason] = reasons.get(cell.reason, 0) + 1
+        reasons = Counter(cell.reason for cell in table.cells if cell.reason)
         lines += [f"| `{table.name}` | {count} | {reason} |" for reason, count in reasons.items()]
     return "\n".join(lines) + "\n"
 

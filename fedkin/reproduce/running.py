@@ -21,6 +21,7 @@ from fedkin.config import Config
 from fedkin.costs import cost
 from fedkin.data import catalogue
 from fedkin.engine import default_workers
+from fedkin.engine.memory import keep_freed_memory
 from fedkin.errors import FedkinError
 from fedkin.reproduce import subsets
 from fedkin.reproduce.cells import Cell
@@ -29,7 +30,7 @@ from fedkin.runs.files import make_folder, write_whole
 from fedkin.runs.folder import RunFolder
 from fedkin.scores import OWN, UNION
 from fedkin.setup import Setup
-from fedkin.simulate import Show, simulate, watched
+from fedkin.simulate import Show, one_thread, simulate, watched
 
 PASSES = 20
 """pFedSim's "20 iterations"."""
@@ -194,16 +195,14 @@ def estimate(cell: Cell) -> float:
 @cache
 def step_seconds(model: str, shape: tuple[int, ...], classes: int, batch: int) -> float:
     """Seconds of one gradient step on one core."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    keep_freed_memory()
+    with one_thread():
         network = models.build(model, shape, classes)
         x, y = torch.rand(batch, *shape), torch.zeros(batch, dtype=torch.int64)
+        x = x.to(memory_format=models.best_format(network, shape))
         times = []
         for _ in range(3):
             begin = time.perf_counter()
             cross_entropy(network(x), y).backward()
             times.append(time.perf_counter() - begin)
         return min(times)
-    finally:
-        torch.set_num_threads(threads)
