@@ -54,7 +54,7 @@ class Config(BaseModel):
     """A dataset (see `fedkin datasets`), or a folder with one sub-folder per client."""
     partition: str = "dirichlet:0.1"
     """How samples are split among clients: iid, classes:K, dirichlet:ALPHA, shards:C, one-class or natural;
-    options follow after commas, as in dirichlet:0.1,form=client."""
+    options follow after commas, as in dirichlet:0.1,form=client (see `fedkin partitions`)."""
     clients: Annotated[int, Field(ge=0)] = 20
     """How many clients; 0 takes every natural one (writer, subject, domain)."""
     test_ratio: Share | None = None

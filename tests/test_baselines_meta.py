@@ -242,10 +242,23 @@ def meta_step(
     return [x - alpha * (y - z) / (2 * delta) for x, y, z in zip(g, above, below, strict=True)]
 
 
-@pytest.mark.parametrize(("method", "delta", "momentum"), [
-    ("perfedavg", None, 0.0), ("perfedavg", None, 0.5), ("perfedavg-hf", 0.01, 0.0),
+def groups(reference: Slow, t: int, i: int, draw: str, size: int) -> Iterator[tuple[Tensor, ...]]:
+    """The batches of each meta-step: of shuffles of their own, or one after another of a single one."""
+    if draw == "independent":
+        streams = (reference.batches(f"train/{name}", t, i) for name in ("inner", "batches", "further"))
+        yield from zip(*streams, strict=True)
+        return
+    batches = list(reference.batches("train/batches", t, i))
+    for k in range(len(batches) // size):
+        yield tuple(batches[size * k + j] for j in (0, 1, size - 1))
+
+
+@pytest.mark.parametrize(("method", "delta", "momentum", "draw"), [
+    ("perfedavg", None, 0.0, "independent"), ("perfedavg", None, 0.5, "independent"),
+    ("perfedavg-hf", 0.01, 0.0, "independent"), ("perfedavg", None, 0.0, "in-turn"),
+    ("perfedavg-hf", 0.01, 0.0, "in-turn"),
 ])  # fmt: skip
-def test_rounds_of_per_fedavg(blobs: Federation, method: str, delta: float | None, momentum: float) -> None:
+def test_rounds_of_per_fedavg(blobs: Federation, method: str, delta: float | None, momentum: float, draw: str) -> None:
     settings = DECAY | {"momentum": momentum}
     reference = Slow(blobs, settings)
     model = reference.initial()
@@ -253,13 +266,12 @@ def test_rounds_of_per_fedavg(blobs: Federation, method: str, delta: float | Non
         trained = {}
         for i in reference.who(t):
             trained[i], velocity = model, [torch.zeros_like(p) for p in model.parameters()]
-            streams = (reference.batches(f"train/{name}", t, i) for name in ("inner", "batches", "further"))
-            for three in zip(*streams, strict=True):
+            for three in groups(reference, t, i, draw, 2 if delta is None else 3):
                 step = meta_step(reference, trained[i], three, 0.2, delta)
                 velocity = [momentum * v + m for v, m in zip(velocity, step, strict=True)]
                 trained[i] = reference.moved(trained[i], -0.1, velocity)
         model = reference.plain_mean(trained)
-    set = {"alpha": 0.2} if delta is None else {"alpha": 0.2, "delta": delta}
+    set = {"alpha": 0.2, "draw": draw} if delta is None else {"alpha": 0.2, "draw": draw, "delta": delta}
     one = run(method, blobs, adapt="step", **settings, **set)
     same_models(one, [reference.adapted(model, i, 0.2, most=1) for i in range(4)], reference, blobs)
     if not momentum:  # Which the pass before the test has too, but the reference's does not.

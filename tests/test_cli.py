@@ -26,6 +26,7 @@ from fedkin import Federation, models
 from fedkin.cli import main
 from fedkin.config import Config
 from fedkin.data import catalogue
+from fedkin.data.partition import rules
 from fedkin.methods import registry
 from fedkin.runs.folder import RunFolder
 
@@ -315,11 +316,20 @@ def test_models_lists_the_networks() -> None:
     assert all(name in table for name in models.names())
 
 
+def test_partitions_lists_every_rule_as_it_is_written() -> None:
+    rows = json.loads(done("partitions", "--json").out)
+    assert [row["rule"] for row in rows] == [rule.syntax for rule in rules()]
+    text = done("partitions").out
+    assert all(rule.syntax in text for rule in rules())
+    assert "the split is pFedSim's own" in text
+
+
 def test_data_show_tells_sizes_and_draws_the_chart() -> None:
     words = ("--partition", "iid", "--clients", 7, "--test-ratio", 0.25, "--seed", 3, "--pool", "all")
     said = done("data", "show", "digits", *words, "--to", "chart.PNG")
     assert "digits: 7 clients, 1797 of 1797 samples" in said.out
-    assert "samples a client: 256 to 257, mean 256.7" in said.out
+    assert "samples a client: 256 to 257, mean 256.7, deviation 0.5" in said.out
+    assert "samples in their client's largest class: 10.2 %" in said.out
     with Image.open("chart.PNG") as chart:
         assert chart.format == "PNG"
         assert np.asarray(chart.convert("L")).std() > 0, "something is drawn"
@@ -495,7 +505,7 @@ def test_help_of_every_command_works_without_waiting_for_torch() -> None:
     assert run.returncode == 0, run.stderr
     *commands, imported = run.stdout.splitlines()
     assert set(commands) >= {
-        *("", "run", "compare", "methods", "datasets", "models", "export", "predict"),
+        *("", "run", "compare", "methods", "datasets", "partitions", "models", "export", "predict"),
         *("data", "data show", "data prepare"),
     }
     assert imported == "False False"

@@ -1,9 +1,10 @@
-"""`fedkin methods`, `datasets`, `models` and `data`: what there is."""
+"""`fedkin methods`, `datasets`, `partitions`, `models`, `presets` and `data`: what there is."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import pstdev
 from typing import Annotated, Any
 
 import typer
@@ -62,6 +63,31 @@ def datasets(as_json: Json = False) -> None:
     _show(rows, as_json, f"Datasets under {catalogue.data_root()}")
 
 
+def partitions(as_json: Json = False) -> None:
+    """List the ways to split a dataset among clients that --partition takes."""
+    from fedkin.data.partition import rules
+
+    rows = [
+        {
+            "rule": rule.syntax,
+            "what": rule.description,
+            "from": rule.paper,
+            "test ratio": rule.test_ratio,
+            "samples": rule.pool,
+        }
+        for rule in rules()
+    ]
+    if as_json:
+        _show(rows, as_json, "")
+        return
+    console = Console(highlight=False)
+    for row in rows:
+        ratio = "" if row["test ratio"] is None else f", {row['test ratio']:g} of a client's for testing"
+        files = "all samples" if row["samples"] == "all" else "samples of the train files"
+        console.print(f"[bold]{escape(str(row['rule']))}[/bold]  {escape(str(row['from']))}")
+        console.print(Padding(escape(f"{row['what']} Default: {files}{ratio}."), (0, 0, 0, 4)))
+
+
 def presets(as_json: Json = False) -> None:
     """List the papers' settings that --preset takes."""
     from fedkin.presets import presets as known
@@ -113,7 +139,10 @@ def show(
     learn = sum(len(rows) for rows in federation.split.train)
     used = f"{sum(sizes)} of {len(federation.data)} samples, {learn} to learn from"
     print(f"{name}: {len(federation)} clients, {used}")
-    print(f"samples a client: {min(sizes)} to {max(sizes)}, mean {sum(sizes) / len(sizes):.1f}")
+    mean, deviation = sum(sizes) / len(sizes), pstdev(sizes)
+    print(f"samples a client: {min(sizes)} to {max(sizes)}, mean {mean:.1f}, deviation {deviation:.1f}")
+    largest = chart.class_table(federation.data.y, federation.split).max(axis=1).sum() / sum(sizes)
+    print(f"samples in their client's largest class: {100 * largest:.1f} %")
     print(chart.text_chart(federation.data.y, federation.split, federation.data.classes))
     if to is not None:
         figure = chart.bubble_chart(federation.data.y, federation.split, federation.data.classes)

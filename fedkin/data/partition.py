@@ -14,7 +14,7 @@ from typing import get_type_hints
 import numpy as np
 
 from fedkin.data.dataset import Dataset, Indices, Split
-from fedkin.data.partitions import classes, dirichlet, iid, natural, one_class, shards
+from fedkin.data.partitions import classes, dirichlet, iid, natural, one_class, pfedsim, shards
 from fedkin.data.partitions.task import Assignment, Flags, Task, hold_out, need
 from fedkin.errors import FedkinError, unknown
 from fedkin.randomness import numpy_generator
@@ -81,6 +81,7 @@ RULES = (
     Rule("classes", classes.non_iid, 0.2, "train", SPFL, "non-iid"),
     Rule("classes", classes.iid, 0.2, "train", SPFL, "iid"),
     Rule("dirichlet", dirichlet.by_class, 0.5, "all", f"{PFEDSIM}, {FEDSIMSUP}", "class"),
+    Rule("dirichlet", pfedsim.pfedsim, 0.5, "all", f"{PFEDSIM}, its own split", "pfedsim"),
     Rule("dirichlet", dirichlet.by_client, 0.2, "all", f"{FEDSIMSUP}, equation 12", "client"),
     Rule("shards", shards.shards, 0.2, "all", f"McMahan et al. (2017), {FEDSIMSUP}"),
     Rule("one-class", one_class.one_class, None, "all", "FedALP (3.1)"),

@@ -14,12 +14,13 @@ gradients (Hessian-free):
 
     hess f_i(w; D'') g  ~  (grad f_i(w + delta g; D'') - grad f_i(w - delta g; D'')) / (2 delta)
 
-D, D' and D'' are batches of three independent shuffles, so local epochs make as many steps as in FedAvg. beta is the
-run's `lr` unless it is given. Before its test a client adapts by one pass over its batches at alpha (`passes=3`: by
-three; `adapt=step`: by one batch). pFedSim runs the first-order form with alpha 0.01 and beta 0.001, FedSimSup the
-Hessian-free one with alpha 0.001 and three passes. SPFL's Table 1 means by Per-FedAvg two SGD steps on each batch,
-with the global model tested as it is: `form=two-step` with `lr=0.01`. Running statistics of batch norm are averaged
-like all other columns, and see every batch that a gradient is taken on.
+D, D' and D'' are batches of three independent shuffles, so local epochs make as many steps as in FedAvg; with
+`draw=in-turn` they follow each other in one pass over the client's samples, and an epoch makes half as many steps, or
+a third with the Hessian. beta is the run's `lr` unless it is given. Before its test a client adapts by one pass over
+its batches at alpha (`passes=3`: by three; `adapt=step`: by one batch). pFedSim runs the first-order form with alpha
+0.01 and beta 0.001, FedSimSup the Hessian-free one with alpha 0.001 and three passes. SPFL's Table 1 means by
+Per-FedAvg two SGD steps on each batch, with the global model tested as it is: `form=two-step` with `lr=0.01`. Running
+statistics of batch norm are averaged like all other columns, and see every batch that a gradient is taken on.
 """
 
 from __future__ import annotations
@@ -47,11 +48,15 @@ class Meta(Method):
     personal: ClassVar[str] = "one pass of adaptation before the test"
     judged: ClassVar[Judged] = Judged(model="personalised after fine-tuning")
     defaults: ClassVar[Mapping[str, Any]] = {"rounds": 1000, "lr": 0.001}
+    takes: ClassVar[tuple[str, ...]] = ("inner", "batches")
+    """The batches of a meta-step, by the purpose for which they are drawn."""
 
     alpha: Nonnegative = 0.01
     """Learning rate of the adaptation."""
     beta: Positive | None = None
     """Learning rate of the meta-step; otherwise the run's."""
+    draw: Literal["independent", "in-turn"] = "independent"
+    """Where the batches of a meta-step come from: shuffles of their own, or one pass over the samples."""
     adapt: Literal["pass", "step"] = "pass"
     """Before a test: whole passes over the client's batches, or one batch."""
     passes: Count = 1
@@ -63,21 +68,26 @@ class Meta(Method):
         velocity = torch.zeros_like(p)
         client.bound.load(message["w"])
         client.bound.module.train()
-        inner, outer, further = (client.batches(purpose=name) for name in ("inner", "batches", "further"))
-        for d, d1 in zip(inner, outer, strict=True):
+        for d, d1, *further in self.batches(client):
             w = p.clone()
             p.sub_(gradient(client, d), alpha=self.alpha)
             g = gradient(client, d1).clone()
-            velocity.mul_(momentum).add_(self.corrected(client, w, g, further))
+            velocity.mul_(momentum).add_(self.corrected(client, w, g, *further))
             p.copy_(w).sub_(velocity, alpha=beta)
         client.check_loss(beta)
         return {"w": client.bound.w.clone()}
+
+    def batches(self, client: Client) -> Iterator[tuple[Batch, ...]]:
+        """D, D' and what else a meta-step takes; what is left of a pass and not enough for a step is left out."""
+        if self.draw == "in-turn":
+            return zip(*[client.batches()] * len(self.takes), strict=False)
+        return zip(*(client.batches(purpose=name) for name in self.takes), strict=True)
 
     def rate(self, client: Client) -> float:
         """beta."""
         return client.training.lr if self.beta is None else self.beta
 
-    def corrected(self, client: Client, w: Tensor, g: Tensor, further: Iterator[Batch]) -> Tensor:
+    def corrected(self, client: Client, w: Tensor, g: Tensor, *further: Batch) -> Tensor:
         """The meta-gradient [P] at `w` [P], from the gradient `g` [P] at the adapted model."""
         return g
 
@@ -122,13 +132,14 @@ class PerFedAvgHF(Meta):
     """Hessian-free."""
 
     name: ClassVar[str] = "perfedavg-hf"
+    takes: ClassVar[tuple[str, ...]] = ("inner", "batches", "further")
 
     delta: Positive = 1e-3
     """How far apart gradients are taken for the product with the Hessian, as a multiple of g."""
 
-    def corrected(self, client: Client, w: Tensor, g: Tensor, further: Iterator[Batch]) -> Tensor:
+    def corrected(self, client: Client, w: Tensor, g: Tensor, *further: Batch) -> Tensor:
         """g less alpha times the Hessian's product with it, by the difference of two gradients."""
-        p, d2 = client.bound.p, next(further)
+        p, (d2,) = client.bound.p, further
         p.copy_(w).add_(g, alpha=self.delta)
         above = gradient(client, d2).clone()
         p.copy_(w).sub_(g, alpha=self.delta)

@@ -30,6 +30,7 @@ RULES = [
     "dirichlet:0.1",
     "dirichlet:100",
     "dirichlet:0.001,min=2",
+    "dirichlet:0.5,form=pfedsim",
     "dirichlet:0.5,form=client",
     "dirichlet:0.001,form=client",
     "shards:2",
@@ -135,7 +136,7 @@ def test_enough_data_is_always_shared_out(rule: str) -> None:
 def test_the_seed_decides_and_nothing_else(rule: str) -> None:
     first = split(SMALL, rule, 10, seed=1)
     assert same(first, split(SMALL, rule, 10, seed=1))
-    assert not same(first, split(SMALL, rule, 10, seed=2))
+    assert same(first, split(SMALL, rule, 10, seed=2)) == rule.endswith("form=pfedsim")
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "one-class"])
@@ -154,6 +155,7 @@ def test_defaults_follow_the_papers() -> None:
         ("classes", "non-iid"): (0.2, "train"),
         ("classes", "iid"): (0.2, "train"),
         ("dirichlet", "class"): (0.5, "all"),
+        ("dirichlet", "pfedsim"): (0.5, "all"),
         ("dirichlet", "client"): (0.2, "all"),
         ("shards", ""): (0.2, "all"),
         ("one-class", ""): (None, "all"),
@@ -268,6 +270,32 @@ def test_pfedsim_table_4(alpha: float, paper: int) -> None:
         spreads.append(sizes(parts).std())
     assert np.mean(spreads) == pytest.approx(paper, rel=0.2)
     assert abs(np.mean(spreads) - paper) < 2.5 * np.std(spreads)
+
+
+@pytest.mark.parametrize(("data", "alpha", "paper"), [
+    (CIFAR10, 0.1, 487), (CIFAR10, 0.5, 170), (dataset([27_000] * 10), 0.1, 1962), (dataset([27_000] * 10), 0.5, 843),
+    (dataset([550] * 200), 0.1, 118), (dataset([550] * 200), 0.5, 38),
+])  # fmt: skip
+def test_pfedsims_own_splits_have_the_spreads_of_its_table_4(data: Dataset, alpha: float, paper: int) -> None:
+    parts = split(data, f"dirichlet:{alpha},form=pfedsim", 100, seed=0)
+    check(parts, data)
+    assert int(sizes(parts).std()) == paper
+
+
+def test_pfedsims_own_split_is_the_same_for_all_seeds_and_halves_at_random() -> None:
+    one, other = (split(CIFAR10, "dirichlet:0.5,form=pfedsim", 100, seed=seed) for seed in (0, 1))
+    for train, test, again in zip(one.train, one.test, other.train, strict=True):
+        assert np.array_equal(train, again)
+        assert 0 <= len(test) - len(train) <= 1
+    apart = class_table(CIFAR10.y, replace(one, test=tuple(np.empty(0, int) for _ in one.test))) * 2
+    assert np.abs(apart - class_table(CIFAR10.y, one)).max() > 10, "classes are not halved one by one"
+    another = split(CIFAR10, "dirichlet:0.5,form=pfedsim,draw=1", 100, seed=0)
+    assert not np.array_equal(sizes(one), sizes(another))
+    quarter = split(CIFAR10, "dirichlet:0.5,form=pfedsim", 100, seed=0, test_ratio=0.25)
+    assert np.array_equal(sizes(one), sizes(quarter))
+    assert sum(map(len, quarter.test)) == pytest.approx(15_000, abs=100)
+    with pytest.raises(FedkinError, match="below 100 samples 300 times: use form=class"):
+        split(CIFAR10, "dirichlet:0.1,form=pfedsim,min=100", 100, 0)
 
 
 def test_pfedsim_trains_and_tests_on_halves() -> None:

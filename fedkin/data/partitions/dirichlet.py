@@ -33,7 +33,15 @@ def by_class(task: Task, rng: np.random.Generator, alpha: float, min: int | None
     least 2). After 2,000,000 random numbers, 2000 draws for 100 clients and 10 classes, the draw
     that lacks the fewest samples is topped up from its largest clients.
     """
-    _check(alpha)
+    check_alpha(alpha)
+    least = smallest(task, min)
+    counts = _draw(task.sizes, task.clients, alpha, least, rng)
+    top_up(counts, least)
+    return Assignment(deal(counts, task.y, rng))
+
+
+def smallest(task: Task, min: int | None) -> int:
+    """How many samples every client gets at least, if there are enough of them."""
     clients, n = task.clients, len(task.y)
     least = int(np.clip(n // clients // LEAST_OF_MEAN, 2, LEAST)) if min is None else min
     need(least >= 2, f"dirichlet needs a min of at least 2, one to train and one to test, not {least}")
@@ -42,9 +50,7 @@ def by_class(task: Task, rng: np.random.Generator, alpha: float, min: int | None
         f"{clients} clients of {least} samples or more need {clients * least}, and {task.data} has {n}: "
         f"use at most {n // least} clients" + (f" or min={n // clients}" if n // clients >= 2 else ""),
     )
-    counts = _draw(task.sizes, clients, alpha, least, rng)
-    top_up(counts, least)
-    return Assignment(deal(counts, task.y, rng))
+    return least
 
 
 def by_client(task: Task, rng: np.random.Generator, alpha: float) -> Assignment:
@@ -56,7 +62,7 @@ def by_client(task: Task, rng: np.random.Generator, alpha: float) -> Assignment:
     classes that are left, which is again a Dirichlet draw; so all data are used, and the last
     clients get what the others left.
     """
-    _check(alpha)
+    check_alpha(alpha)
     clients, n = task.clients, len(task.y)
     wish = log_gamma(alpha * task.sizes / n, (clients, len(task.sizes)), rng)
     counts, left = np.zeros(wish.shape, dtype=np.int64), task.sizes.copy()
@@ -71,7 +77,8 @@ def by_client(task: Task, rng: np.random.Generator, alpha: float) -> Assignment:
     return Assignment(deal(counts, task.y, rng))
 
 
-def _check(alpha: float) -> None:
+def check_alpha(alpha: float) -> None:
+    """Refuse what no Dirichlet distribution has."""
     need(1e-6 <= alpha <= 1e6, f"dirichlet needs an alpha from 0.000001 to 1000000, not {alpha:g}")
 
 
