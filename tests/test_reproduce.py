@@ -161,6 +161,8 @@ def test_the_page_has_paper_ours_difference_and_order(tmp_path: Path, monkeypatc
     assert "- a cause" in text
     assert "- the seeds" in text
     assert "2 of 2 cells" in text
+    near = sum(abs(number - paper) < 3 for number, paper in ((ours, 80), (ours - 10, 85)))
+    assert f"| [tiny](#tiny), {TINY.column} | 2 | {near} | 0 of 1 | FedAvg |" in text
 
 
 def test_a_figure_of_a_paper_is_drawn_the_same_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,8 @@ from fedkin.data import catalogue
 from fedkin.errors import FedkinError, unknown
 from fedkin.models.weights import located
 
+TIME = "time per sample"
+"""The measure that is no accuracy, and that no other run can stand in for."""
 OWN_KEYS = {"method", "set", "measure", "run", "missing", "client", "own"}
 """Keys of a row or column that are not settings of a run."""
 
@@ -41,6 +43,11 @@ class Cell:
     """Why it cannot be run anywhere, or nothing."""
     study: str = ""
     """Not a run but a study of its own, by name."""
+
+    @property
+    def percent(self) -> bool:
+        """Whether its number is an accuracy."""
+        return not self.study and self.measure != TIME
 
     @property
     def needs(self) -> dict[str, bool]:

@@ -107,6 +107,10 @@ def markdown(results: Path) -> str:
         "Numbers are percent, from the last round, never the best one. *Difference* is ours less the paper's, in bold "
         f"from {FAR:g} points on. *Order kept* counts pairs that the paper has at least {CLEAR:g} point apart. "
         "A single seed stands without a deviation; the papers' are over the seeds they ran.",
+        "",
+        f"| | cells with a printed accuracy | within {FAR:g} points | order kept | best |",
+        "|---|---|---|---|---|",
+        *(_glance(table, group, own) for table, cells in by_table.values() for group, own in _beside(table, cells)),
     ]
     for table, cells in by_table.values():
         if cells:
@@ -144,6 +148,21 @@ def _groups(table: Table, cells: list[Compared]) -> dict[str, list[Compared]]:
         if own := [c for c in cells if table.where(c.cell) == group]:
             found[group] = own
     return found
+
+
+def _beside(table: Table, cells: list[Compared]) -> list[tuple[str, list[Compared]]]:
+    """Groups of accuracies that the paper prints too."""
+    printed = [c for c in cells if c.cell.mean is not None and c.cell.percent]
+    return list(_groups(table, printed).items())
+
+
+def _glance(table: Table, group: str, own: list[Compared]) -> str:
+    same, pairs = order_kept(own)
+    best = max(own, key=lambda c: c.mean)
+    near = sum(abs(c.difference or 0.0) < FAR for c in own)
+    order = f"{same} of {pairs}" if pairs else "–"
+    name = table.compared(best.cell) if len(own) > 1 else "–"
+    return f"| [{table.name}](#{table.name}), {group} | {len(own)} | {near} | {order} | {name} |"
 
 
 def _section(table: Table, cells: list[Compared]) -> list[str]:

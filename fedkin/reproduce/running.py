@@ -24,7 +24,7 @@ from fedkin.engine import default_workers
 from fedkin.engine.memory import keep_freed_memory
 from fedkin.errors import FedkinError
 from fedkin.reproduce import subsets
-from fedkin.reproduce.cells import Cell
+from fedkin.reproduce.cells import TIME, Cell
 from fedkin.result import Result
 from fedkin.runs.files import make_folder, write_whole
 from fedkin.runs.folder import RunFolder
@@ -34,8 +34,6 @@ from fedkin.simulate import Show, one_thread, simulate, watched
 
 PASSES = 20
 """pFedSim's "20 iterations"."""
-TIME = "time per sample"
-"""The measure that no other run can stand in for."""
 
 
 @dataclass(frozen=True)
