@@ -2,15 +2,18 @@
 
     python benchmarks/steps.py [--repeats 40]
 
-The two layouts take turns, first with memory as the system hands it out, then as workers have it: kept from step to
-step. Networks get batches of the papers' sizes; cohorts are FedAvg on handwritten digits with equally large clients and
-the small dense network that is the default there.
+The two layouts take turns, in one process with memory as the system hands it out and in another as workers have it,
+kept from step to step: what a process did before changes how the system hands it out. Networks get batches of the
+papers' sizes; cohorts are FedAvg on handwritten digits with equally large clients and the small dense network that is
+the default there.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from statistics import median
 
 import torch
@@ -30,8 +33,11 @@ NETWORKS = [
 AT_ONCE = (1, 2, 4, 8, 16, 32)
 
 
-def step(name: str, shape: tuple[int, ...], batch: int, repeats: int) -> tuple[float, float]:
+def step(name: str, shape: tuple[int, ...], batch: int, repeats: int, kept: bool) -> tuple[float, float]:
     """Seconds of a gradient step with the channels first, and last."""
+    torch.set_num_threads(1)
+    if kept:
+        keep_freed_memory()
     network, y = models.build(name, shape, 10), torch.randint(0, 10, (batch,))
     plain = torch.randn(batch, *shape)
     seconds: tuple[list[float], list[float]] = ([], [])
@@ -59,14 +65,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=40)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    given = [step(*network, arguments.repeats) for network in NETWORKS]
-    keep_freed_memory()
-    kept = [step(*network, arguments.repeats) for network in NETWORKS]
-    table = Table("network, batch", "channels first", "last", "memory kept: first", "last", "times faster")
-    for (name, shape, batch), before, after in zip(NETWORKS, given, kept, strict=True):
-        what = f"{name}, {batch} x {'x'.join(map(str, shape))}"
-        times = (f"{seconds * 1e3:.1f} ms" for seconds in (*before, *after))
-        table.add_row(what, *times, f"{before[0] / min(after):.2f}")
+    table = Table("network, batch", "first", "last", "kept, first", "kept, last", title="ms a step, by channels")
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as fresh:
+        for name, shape, batch in NETWORKS:
+            times = [fresh.submit(step, name, shape, batch, arguments.repeats, kept).result() for kept in (False, True)]
+            what = f"{name}, {batch} x {'x'.join(map(str, shape))}"
+            table.add_row(what, *(f"{seconds * 1e3:.1f}" for pair in times for seconds in pair))
     Console().print(table)
     table = Table("clients a round", "one by one", "cohort", "times faster")
     client_step(1, "on")  # What is imported and compiled once does not count.

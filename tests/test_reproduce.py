@@ -209,7 +209,7 @@ def test_cells_without_their_data_say_so_and_are_never_faked(tmp_path: Path) -> 
     said = command("reproduce", "pfedsim-table3", "--row", "pFedSim", "--results", tmp_path / "r", **nowhere)
     assert said.code == 2
     assert "the data cifar10 are not here" in said.err
-    assert "none of the 8 cells can be run here" in said.err
+    assert "none of the 10 cells can be run here" in said.err
     assert "the weights mobilenetv2-imagenet.safetensors are not here" in said.err
     assert not (tmp_path / "r").exists()
 

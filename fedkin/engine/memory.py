@@ -1,7 +1,7 @@
 """Memory that one gradient step frees is kept for the next.
 
 The C library of Linux gives large blocks back to the system when they are freed, so every step would pay for the pages
-of its activations anew: a tenth to two fifths of a convolutional step.
+of its activations anew: up to a quarter of a convolutional step.
 """
 
 from __future__ import annotations
