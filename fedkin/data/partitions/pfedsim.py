@@ -46,14 +46,14 @@ def pfedsim(task: Task, rng: np.random.Generator, alpha: float, min: int | None 
 
 
 def _counts(rows: list[Indices], clients: int, alpha: float, legacy: np.random.RandomState) -> Indices:
-    """Counts [N, K] of one draw; shuffles the rows of each class in place."""
+    """Counts [N, K] of one draw, or zeros if it went wrong; shuffles the rows of each class in place."""
     counts = np.zeros((clients, len(rows)), dtype=np.int64)
     equal = sum(map(len, rows)) / clients
     for c, of_class in enumerate(rows):
         legacy.shuffle(of_class)
         share = legacy.dirichlet(np.full(clients, alpha)) * (counts.sum(axis=1) < equal)
-        if not share.sum() > 0:  # A small alpha: all that there is went to clients that are full.
-            return counts
+        if not share.sum() > 0:  # A small alpha: all of the class would go to clients that are full.
+            return np.zeros_like(counts)
         ends = (np.cumsum(share / share.sum()) * len(of_class)).astype(np.int64)
         counts[:, c] = np.diff(np.append(ends[:-1], len(of_class)), prepend=0)
     return counts
