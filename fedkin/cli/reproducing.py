@@ -84,7 +84,7 @@ def _list(of: str | None, row: str | None, column: str | None, results: Path, as
             )
             if seconds is None:
                 continue
-            needs = ", ".join(name if here else f"{name} (not here)" for name, here in cell.needs.items())
+            needs = ", ".join(name if here else f"{name} (not here)" for _, name, here in cell.needs)
             paper = "" if cell.mean is None else f"{cell.mean:.2f}"
             words = (escape(word) for word in (cell.row, cell.column, needs))
             grid.add_row(*words, paper, clock(seconds), str(done or ""))

@@ -50,19 +50,18 @@ class Cell:
         return not self.study and self.measure != TIME
 
     @property
-    def needs(self) -> dict[str, bool]:
-        """The data and the weights that it needs, and whether they are here."""
+    def needs(self) -> list[tuple[str, str, bool]]:
+        """The data and the weights that it needs: kind, name, whether they are here."""
         data, weights = self.settings.get("data"), self.settings.get("weights")
-        found = {} if data is None else {data: catalogue.is_ready(data)}
-        return found if weights is None else found | {weights: located(weights).exists()}
+        found = [] if data is None else [("data", data, catalogue.is_ready(data))]
+        return found if weights is None else [*found, ("weights", weights, located(weights).exists())]
 
     @property
     def missing(self) -> str:
         """Why it cannot be run here, or nothing."""
         if self.reason:
             return self.reason
-        kinds = {self.settings.get("weights"): "weights"}
-        lacks = [f"the {kinds.get(name, 'data')} {name}" for name, here in self.needs.items() if not here]
+        lacks = [f"the {kind} {name}" for kind, name, here in self.needs if not here]
         return f"{' and '.join(lacks)} are not here" if lacks else ""
 
 

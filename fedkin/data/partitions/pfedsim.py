@@ -27,7 +27,6 @@ def pfedsim(task: Task, rng: np.random.Generator, alpha: float, min: int | None 
     need(0 <= draw < 2**32, f"draw is a seed of numpy's legacy generator, from 0 to {2**32 - 1}, not {draw}")
     least, legacy = smallest(task, min), np.random.RandomState(draw)
     rows = [np.flatnonzero(task.y == c) for c in range(len(task.sizes))]
-    counts = np.zeros((task.clients, len(rows)), dtype=np.int64)
     for _ in range(REDRAWS):
         counts = _counts(rows, task.clients, alpha, legacy)
         if counts.sum(axis=1).min() >= least:
