@@ -181,6 +181,27 @@ def test_a_figure_of_a_paper_is_drawn_the_same_each_time(tmp_path: Path, monkeyp
     assert list(line.get_ydata()) == [100 * mean for _, mean, _ in finished.values["curve"]]
 
 
+def test_a_table_is_drawn_with_the_printed_numbers_beside_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = reproduce(TINY, 0, tmp_path / "results", tmp_path / "work").values
+    rows = {"Low": (20.0, 30.0), "High": (90.0, 80.0), "Middle": (50.0, 51.0)}
+    for name, (_, ours) in rows.items():
+        path = tmp_path / "results" / TINY.table / f"{name}--s0.json"
+        path.write_text(json.dumps({**values, "scores": [{**values["scores"][0], "mean": ours / 100}]}))
+    cells = tuple(replace(TINY, row=name, run=name, mean=printed) for name, (printed, _) in rows.items())
+    table = Table(TINY.table, "A table", 1, None, (), (), cells)
+    monkeypatch.setattr(page, "tables", lambda: {TINY.table: table})
+    page.write(tmp_path / "results", tmp_path / "R.md")
+    assert f"](images/{TINY.table}.svg)" in (tmp_path / "R.md").read_text()
+    assert (tmp_path / "images" / f"{TINY.table}.svg").exists()
+    (axes,) = page.pictures(tmp_path / "results")[f"{TINY.table}.svg"].axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["Low", "Middle", "High"]
+    drawn = {line.get_label(): list(line.get_xdata()) for line in axes.get_lines()}
+    assert drawn["ours"] == pytest.approx([30.0, 51.0, 80.0])
+    assert [20.0, 50.0, 90.0] in drawn.values()
+    monkeypatch.setattr(page, "tables", lambda: {TINY.table: replace(table, cells=cells[:2])})
+    assert page.pictures(tmp_path / "results") == {}, "two numbers are seen at a glance in their table"
+
+
 def test_the_page_in_the_repository_is_made_from_the_kept_results() -> None:
     assert (ROOT / "docs/RESULTS.md").read_text("utf-8") == page.markdown(ROOT / "results")
 

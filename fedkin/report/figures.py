@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -41,6 +41,25 @@ def lines(drawn: Sequence[tuple[str, Sequence[float], Sequence[float]]], along: 
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
+    return figure
+
+
+def beside(panels: Mapping[str, Sequence[tuple[str, float, float | None, float]]]) -> Figure:
+    """Printed numbers beside ours, in percent, a panel a column: (label, printed, its deviation, ours) a line."""
+    most = max(map(len, panels.values()))
+    figure = Figure(figsize=(5 * len(panels), 1.4 + 0.28 * most), layout="constrained")
+    for axes, (title, given) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        rows = sorted(given, key=lambda row: row[1])
+        at, labels = range(len(rows)), [label for label, *_ in rows]
+        printed, ours = [row[1] for row in rows], [row[3] for row in rows]
+        axes.errorbar(printed, at, xerr=[row[2] or 0 for row in rows], fmt="o", color="#9a9a9a", label="paper")
+        axes.plot(ours, at, "D", color="#3b7dd8", label="ours")
+        axes.hlines(at, printed, ours, color="#3b7dd8", linewidth=1, alpha=0.5)
+        axes.set_yticks(at, labels)
+        axes.set(xlabel="accuracy (%)", title=title, ylim=(-0.6, len(rows) - 0.4))
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, loc="lower right")
     return figure
 
 

@@ -21,6 +21,8 @@ CLEAR = 1.0
 """Points between two printed numbers from which on their order is expected to hold."""
 FAR = 3.0
 """Points of difference from which on a cause is looked for."""
+ENOUGH = 3
+"""Numbers from which on a picture says more than their table."""
 
 
 @dataclass(frozen=True)
@@ -127,18 +129,30 @@ def markdown(results: Path) -> str:
 
 
 def pictures(results: Path) -> dict[str, Figure]:
-    """What the page shows in place of tables for figures of the papers, by the names of the files."""
+    """Tables with the printed numbers beside ours, and the papers' figures, by the names of the files."""
     drawn = {}
     for table in tables().values():
-        for group, cells in _groups(table, compared(table, results)).items():
-            if table.curves:
-                lines = [(table.compared(c.cell), [p[0] for p in c.curve], [p[1] for p in c.curve]) for c in cells]
+        cells = compared(table, results)
+        if panels := _panels(table, cells):
+            drawn[f"{table.name}.svg"] = figures.beside(panels)
+        if table.curves:
+            for group, own in _groups(table, cells).items():
+                lines = [(table.compared(c.cell), [p[0] for p in c.curve], [p[1] for p in c.curve]) for c in own]
                 drawn[_picture(table, group)] = figures.lines(lines)
     return drawn
 
 
 def _picture(table: Table, group: str) -> str:
     return f"{table.name}-{slug(group)}.svg"
+
+
+def _panels(table: Table, cells: list[Compared]) -> dict[str, list[tuple[str, float, float | None, float]]]:
+    """What to draw of a table: columns in which enough of the printed accuracies have been run to be worth a look."""
+    return {
+        group: [(table.compared(c.cell), c.cell.mean or 0.0, c.cell.std, c.mean) for c in own]
+        for group, own in _beside(table, cells)
+        if len(own) >= ENOUGH
+    }
 
 
 def _groups(table: Table, cells: list[Compared]) -> dict[str, list[Compared]]:
@@ -168,6 +182,8 @@ def _glance(table: Table, group: str, own: list[Compared]) -> str:
 def _section(table: Table, cells: list[Compared]) -> list[str]:
     seeds = f" The paper has {table.seeds} seeds." if table.seeds > 1 else ""
     lines = ["", f"## {table.name}", "", f"{table.about}.{seeds}", ""]
+    if _panels(table, cells):
+        lines += [f"![The paper's numbers with their deviations, and ours](images/{table.name}.svg)", ""]
     for group, own in _groups(table, cells).items():
         lines += [f"**{group}**", "", "| | paper | ours | difference |", "|---|---|---|---|"]
         for c in own:
