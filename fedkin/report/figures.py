@@ -59,7 +59,7 @@ def beside(panels: Mapping[str, Sequence[tuple[str, float, float | None, float]]
         axes.set(xlabel="accuracy (%)", title=title, ylim=(-0.6, len(rows) - 0.4))
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, loc="lower right")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
     return figure
 
 
