@@ -225,6 +225,17 @@ def test_every_kept_result_belongs_to_a_cell_and_has_its_configuration() -> None
             assert config["set"][name] == value, (path, name)
 
 
+def test_a_kept_result_is_shown_without_the_data_that_it_was_made_from(tmp_path: Path) -> None:
+    nowhere = {"FEDKIN_DATA": str(tmp_path / "empty")}
+    asked = ("reproduce", "fedalp-table2", "--row", "MNIST MNIST-NN", "--column", "IID FedAvg")
+    (shown,) = done(*asked, "--results", ROOT / "results", "--json", **nowhere).json
+    path = ROOT / "results" / "fedalp-table2" / "mnist-mnist-nn--iid-fedavg--s0.json"
+    assert shown["ours"] == [Finished.read(path).measured("global on union")]
+    said = command(*asked, "--results", ROOT / "results", "--seeds", 2, **nowhere)
+    assert said.code == 2, "the second seed is not kept"
+    assert "1 cell is skipped: the data mnist are not here" in said.err
+
+
 def test_cells_without_their_data_say_so_and_are_never_faked(tmp_path: Path) -> None:
     nowhere = {"FEDKIN_DATA": str(tmp_path / "empty")}
     said = command("reproduce", "pfedsim-table3", "--row", "pFedSim", "--results", tmp_path / "r", **nowhere)

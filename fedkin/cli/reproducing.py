@@ -106,18 +106,20 @@ def _run(
     from fedkin.engine import shared_workers
     from fedkin.reproduce import page
     from fedkin.reproduce.cells import table
-    from fedkin.reproduce.running import reproduce
+    from fedkin.reproduce.running import path_of, reproduce
 
     chosen = table(name).chosen(row, column)
     skipped: dict[str, list[Cell]] = {}
     ready = []
     for cell in chosen:
-        if cell.missing:
+        # What is kept can be shown without the data that it was made from.
+        done = not cell.reason and all(path_of(cell, seed, results).exists() for seed in range(seeds))
+        if cell.missing and not done:
             skipped.setdefault(cell.missing, []).append(cell)
         else:
             ready.append(cell)
     for reason, cells in skipped.items():
-        typer.echo(f"{len(cells)} cells are skipped: {reason}", err=True)
+        typer.echo(f"{len(cells)} {'cell is' if len(cells) == 1 else 'cells are'} skipped: {reason}", err=True)
     if not ready:
         raise FedkinError(f"none of the {len(chosen)} cells can be run here")
     lines = []
