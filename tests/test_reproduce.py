@@ -146,6 +146,20 @@ def test_what_stands_in_columns_is_compared_along_its_row(tmp_path: Path, monkey
     assert "Order kept in 0 of 1 pairs. The best here is A, not B. Three points or more apart: A." in text
 
 
+@pytest.mark.parametrize(
+    ("numbers", "said"),
+    [
+        ({"A": (50.0, 70.0), "B": (60.0, 80.0)}, "B is the best here too."),
+        ({"A": (60.0, 70.0), "B": (50.0, 70.0)}, "The best here is B, in print A."),
+        ({"A": (50.0, 80.0), "B": (60.0, 70.0)}, "The best here is A, not B."),
+    ],
+)
+def test_the_best_is_told_here_and_in_print(numbers: dict[str, tuple[float, float]], said: str) -> None:
+    own = [page.Compared(replace(TINY, row=name, mean=paper), [ours]) for name, (paper, ours) in numbers.items()]
+    table = Table("tiny", "A table", 1, "B", (), (), tuple(c.cell for c in own))
+    assert said in page._verdict(table, own)
+
+
 def test_the_page_has_paper_ours_difference_and_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finished = reproduce(TINY, 0, tmp_path / "results", tmp_path / "work")
     ours = finished.measured("own")

@@ -172,11 +172,16 @@ def _beside(table: Table, cells: list[Compared]) -> list[tuple[str, list[Compare
 
 def _glance(table: Table, group: str, own: list[Compared]) -> str:
     same, pairs = order_kept(own)
-    best = max(own, key=lambda c: c.mean)
     near = sum(abs(c.difference or 0.0) < FAR for c in own)
     order = f"{same} of {pairs}" if pairs else "–"
-    name = table.compared(best.cell) if len(own) > 1 else "–"
+    name = _best(table, own) if len(own) > 1 else "–"
     return f"| [{table.name}](#{table.name}), {group} | {len(own)} | {near} | {order} | {name} |"
+
+
+def _best(table: Table, own: list[Compared], printed: bool = False) -> str:
+    """What has the highest number, here or in print; of equals the paper's own method."""
+    numbers = ((c.cell.mean or 0.0 if printed else c.mean, table.compared(c.cell)) for c in own)
+    return max((number, name == table.ours, name) for number, name in numbers)[2]
 
 
 def _section(table: Table, cells: list[Compared]) -> list[str]:
@@ -213,10 +218,13 @@ def _verdict(table: Table, own: list[Compared]) -> str:
     names = [table.compared(c.cell) for c in own]
     printed = any(c.cell.mean is not None for c in own)
     if printed and len(own) > 1 and table.ours in names:
-        _, _, name = max((c.mean, name == table.ours, name) for c, name in zip(own, names, strict=True))
-        words.append(
-            f"{name} is the best here too." if name == table.ours else f"The best here is {name}, not {table.ours}."
-        )
+        name, theirs = _best(table, own), _best(table, own, printed=True)
+        if name != table.ours:
+            words.append(f"The best here is {name}, not {table.ours}.")
+        elif theirs == table.ours:
+            words.append(f"{name} is the best here too.")
+        else:
+            words.append(f"The best here is {name}, in print {theirs}.")
     far = [table.compared(c.cell) for c in own if c.difference is not None and abs(c.difference) >= FAR]
     if far:
         words.append(f"Three points or more apart: {', '.join(far)}.")
