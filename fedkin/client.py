@@ -135,8 +135,8 @@ class Client:
             yield from self.split(shuffled)
 
     def split(self, rows: Tensor) -> list[Tensor]:
-        """Rows [n] in batches [B]."""
-        batches = list(rows.split(self.training.batch))
+        """Rows [n] in batches [B]; the last may be shorter, or is dropped, if the run has it so."""
+        batches = list(rows[: self.training.used(len(rows))].split(self.training.batch))
         # Batch norm cannot take the variance of a single sample, so it joins the batch before it.
         if len(batches) > 1 and len(batches[-1]) == 1 and self.layout.norm_statistics.ranges:
             batches[-2:] = [torch.cat(batches[-2:])]

@@ -136,12 +136,13 @@ class Cohort(Client):
                     rows[k, s, : len(batch)], weights[k, s, : len(batch)] = batch, 1
             return rows, weights
         epochs = self.training.epochs if epochs is None else epochs
-        steps = [math.ceil(client.n / size) for client in self.clients]
+        used = [self.training.used(client.n) for client in self.clients]
+        steps = [math.ceil(n / size) for n in used]
         rows = torch.zeros(len(steps), epochs * max(steps), size, dtype=torch.int64, device=device)
         weights = torch.zeros(rows.shape, dtype=self.bound.w.dtype, device=device)
         for k, client in enumerate(self.clients):
             for epoch, shuffled in enumerate(client.shuffled(epochs, purpose)):
                 at = slice(epoch * steps[k], (epoch + 1) * steps[k])
-                rows[k, at].view(-1)[: client.n] = shuffled
-                weights[k, at].view(-1)[: client.n] = 1
+                rows[k, at].view(-1)[: used[k]] = shuffled[: used[k]]
+                weights[k, at].view(-1)[: used[k]] = 1
         return rows, weights

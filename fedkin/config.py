@@ -38,6 +38,11 @@ class Training:
     minibatches: int = 0
     statistics: str = "shared"
     order: str = "shuffled"
+    last_batch: str = "kept"
+
+    def used(self, n: int) -> int:
+        """How many of a client's n samples a local epoch goes through."""
+        return n - n % self.batch if self.last_batch == "dropped" and n > self.batch else n
 
 
 class Config(BaseModel):
@@ -85,6 +90,9 @@ class Config(BaseModel):
     """Batch size of local SGD."""
     order: Literal["shuffled", "fixed"] = "shuffled"
     """A client's samples are shuffled before every local epoch, or cut into the same batches in all rounds."""
+    last_batch: Literal["kept", "dropped"] = "kept"
+    """The last batch of a local epoch where it is shorter than the others: kept or, unless it is the only one,
+    dropped."""
     lr: Positive = 0.01
     """Learning rate of local SGD."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0

@@ -194,7 +194,8 @@ class Simulation:
     def _planned_steps(self, client: int) -> int:
         """Gradient steps of plain training."""
         training = self.setup.config.training
-        return training.minibatches or training.epochs * math.ceil(self.train_sizes[client] / training.batch)
+        used = training.used(self.train_sizes[client])
+        return training.minibatches or training.epochs * math.ceil(used / training.batch)
 
     def _land(self, tally: Tally) -> tuple[list[int], Mixing | None]:
         """Let time pass until the server acts, and act; whose replies were used, and who was mixed with whom."""

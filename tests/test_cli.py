@@ -93,6 +93,7 @@ def test_run_takes_every_setting_as_an_option(tmp_path: Path) -> None:
         "minibatches": 3,
         "batch": 16,
         "order": "fixed",
+        "last_batch": "dropped",
         "lr": 0.05,
         "momentum": 0.5,
         "weight_decay": 0.001,

@@ -383,7 +383,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
 
 
 def test_minibatches_go_on_where_the_last_round_stopped(seen: list[list[int]]) -> None:
-    """20 training samples in batches of 8: three batches a pass, in a new order every pass."""
+    """16 training samples in batches of 8: two batches a pass, in a new order every pass."""
     federation = make_blobs()
     count = len(federation.split.train[0])
     result = run("fedavg", "sync", federation, rounds=4, minibatches=2, vectorize="off")
@@ -412,6 +412,29 @@ def test_batches_of_a_fixed_order_are_the_same_in_all_rounds(seen: list[list[int
     assert all(batch == seen[k % length] for k, batch in enumerate(seen))
     cohort = run("fedavg", "sync", federation, vectorize="on", **settings)
     torch.testing.assert_close(cohort.models.rows, result.models.rows, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("minibatches", [0, 3])
+def test_a_dropped_last_batch_leaves_batches_of_one_size(seen: list[list[int]], minibatches: int) -> None:
+    """16 training samples in batches of 6: two batches a pass, and other samples are left over in every pass."""
+    federation = make_blobs()
+    settings = {"rounds": 4, "minibatches": minibatches, "batch": 6, "last_batch": "dropped"}
+    result = run("fedavg", "sync", federation, vectorize="off", **settings)
+    steps = sum(minibatches or len(rows) // 6 for rows in federation.split.train)
+    assert [r.steps for r in result.history] == [steps] * 4
+    assert {len(batch) for batch in seen} == {6}
+    passes = [frozenset(seen[k] + seen[k + 1]) for k in range(0, len(seen), 2)]
+    assert all(len(samples) == 12 for samples in passes)
+    assert len(set(passes)) > 1
+    cohort = run("fedavg", "sync", federation, vectorize="on", **settings)
+    torch.testing.assert_close(cohort.models.rows, result.models.rows, rtol=1e-5, atol=1e-6)
+
+
+def test_a_client_with_less_than_a_batch_keeps_it_where_short_ones_are_dropped(seen: list[list[int]]) -> None:
+    federation = make_blobs()
+    kept = run("fedavg", "sync", federation, rounds=2, batch=64)
+    dropped = run("fedavg", "sync", federation, rounds=2, batch=64, last_batch="dropped")
+    assert torch.equal(kept.models.rows, dropped.models.rows)
 
 
 def test_local_models_are_judged_as_they_left_their_training(blobs: Federation) -> None:

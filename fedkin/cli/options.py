@@ -25,6 +25,7 @@ PANELS = {
             "minibatches",
             "batch",
             "order",
+            "last_batch",
             "lr",
             "momentum",
             "weight_decay",

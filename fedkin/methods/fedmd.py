@@ -110,9 +110,7 @@ class FedMD(Method):
         bound.module.train()
         for _ in range(epochs):
             shuffled = torch.randperm(len(rows), generator=order).to(rows.device)
-            for at in shuffled.split(settings.batch):
-                if len(at) == 1 and len(rows) > 1 and client.layout.norm_statistics.ranges:
-                    continue  # batch norm cannot take the variance of a single sample
+            for at in client.split(shuffled):
                 x, y = client.samples.inputs(rows[at]), client.samples.y[rows[at]]
 
                 def loss(x: Tensor, y: Tensor, at: Tensor = at) -> Tensor:
