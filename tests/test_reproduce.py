@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -214,6 +215,14 @@ def test_a_table_is_drawn_with_the_printed_numbers_beside_ours(tmp_path: Path, m
     assert [20.0, 50.0, 90.0] in drawn.values()
     monkeypatch.setattr(page, "tables", lambda: {TINY.table: replace(table, cells=cells[:2])})
     assert page.pictures(tmp_path / "results") == {}, "two numbers are seen at a glance in their table"
+
+
+def test_choices_name_options_of_runs_and_tables_that_have_results() -> None:
+    for choice in cells.choices():
+        option = choice["option"].strip("`").removeprefix("--").replace("-", "_")
+        assert not option or option in Config.model_fields
+        for name in re.findall(r"\(#(.*?)\)", choice["number"]):
+            assert list((ROOT / "results" / name).glob("*.json")), name
 
 
 def test_the_page_in_the_repository_is_made_from_the_kept_results() -> None:

@@ -111,16 +111,25 @@ class Table:
         return [c for c in self.cells if row in (None, c.row) and column in (None, c.column)]
 
 
+def _lines(name: str) -> list[dict[str, str]]:
+    """A CSV file beside this one."""
+    return list(csv.DictReader((files(__package__) / name).read_text("utf-8").splitlines()))
+
+
+def choices() -> list[dict[str, str]]:
+    """What papers leave open and was tried both ways: choice, option, number, moved."""
+    return _lines("choices.csv")
+
+
 @cache
 def printed() -> dict[tuple[str, str, str], tuple[float, float | None]]:
     """(table, row, column) to the printed mean and standard deviation."""
-    text = (files(__package__) / "printed.csv").read_text("utf-8")
     return {
         (line["table"], line["row"], line["column"]): (
             float(line["mean"]),
             float(line["std"]) if line["std"] else None,
         )
-        for line in csv.DictReader(text.splitlines())
+        for line in _lines("printed.csv")
     }
 
 

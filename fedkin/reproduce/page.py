@@ -13,7 +13,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from fedkin.report import figures
-from fedkin.reproduce.cells import Cell, Table, slug, tables
+from fedkin.reproduce.cells import Cell, Table, choices, slug, tables
 from fedkin.reproduce.running import Finished, kept
 from fedkin.runs.files import make_folder, write_whole
 
@@ -113,6 +113,7 @@ def markdown(results: Path) -> str:
         f"| | cells with a printed accuracy | within {FAR:g} points | order kept | best |",
         "|---|---|---|---|---|",
         *(_glance(table, group, own) for table, cells in by_table.values() for group, own in _beside(table, cells)),
+        *_choices(),
     ]
     for table, cells in by_table.values():
         if cells:
@@ -126,6 +127,20 @@ def markdown(results: Path) -> str:
         reasons = Counter(cell.reason for cell in table.cells if cell.reason)
         lines += [f"| `{table.name}` | {count} | {reason} |" for reason, count in reasons.items()]
     return "\n".join(lines) + "\n"
+
+
+def _choices() -> list[str]:
+    return [
+        "",
+        "## What moves these numbers",
+        "",
+        "Choices that papers seldom print, and what each of them did to one number here, with all else the same and "
+        "one seed. Methods can be compared only where these are equal. The notes of each table have more.",
+        "",
+        "| what is chosen | option | number | moved |",
+        "|---|---|---|---|",
+        *(f"| {c['choice']} | {c['option']} | {c['number']} | {c['moved']} |" for c in choices()),
+    ]
 
 
 def pictures(results: Path) -> dict[str, Figure]:
