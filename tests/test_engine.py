@@ -7,8 +7,10 @@ import inspect
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from functools import cache
@@ -26,6 +28,7 @@ from fedkin import Federation, FedkinError
 from fedkin.api import prepare
 from fedkin.engine import shared_workers
 from fedkin.engine.inline import Inline
+from fedkin.engine.processes import Pool
 from fedkin.engine.worker import Scored, Worker
 from fedkin.methods import registry
 from fedkin.runs.folder import EVENTS, METRICS, RunFolder
@@ -316,6 +319,21 @@ def test_a_worker_that_dies_is_told_in_a_sentence(blobs: Federation, tmp_path: P
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems keep freed memory, or have no such switch")
+def test_workers_that_are_killed_while_they_send_a_result_do_not_hold_up_the_end() -> None:
+    pool = Pool(1)
+    pool.executor.submit(len, "").result()
+    results: Any = pool.executor._result_queue
+    # The length of a message and the first byte of it, of which no more will come.
+    os.write(results._writer.fileno(), struct.pack("!i", 1000) + b"x")
+    ending = threading.Thread(target=pool.close, kwargs={"at_once": True}, daemon=True)
+    ending.start()
+    ending.join(timeout=30)
+    ended = not ending.is_alive()
+    results._writer.close()
+    assert ended
+    assert not pool.folder.exists()
+
+
 def test_a_worker_reuses_the_memory_of_the_step_before() -> None:
     lines = """
         import resource, torch

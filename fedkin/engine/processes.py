@@ -51,6 +51,9 @@ class Pool:
         if at_once:
             for process in list((self.executor._processes or {}).values()):
                 process.kill()
+            # A worker that was killed while it sent a result leaves half of it in the pipe. With our own end for
+            # writing closed, the executor's thread reads to the end of it; otherwise it would wait for the rest.
+            self.executor._result_queue._writer.close()  # type: ignore[attr-defined]
         self.executor.shutdown(wait=True, cancel_futures=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 
