@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -43,6 +44,10 @@ class Training:
     def used(self, n: int) -> int:
         """How many of a client's n samples a local epoch goes through."""
         return n - n % self.batch if self.last_batch == "dropped" and n > self.batch else n
+
+    def steps(self, n: int) -> int:
+        """Gradient steps a round of plain training on n samples."""
+        return self.minibatches or self.epochs * math.ceil(self.used(n) / self.batch)
 
 
 class Config(BaseModel):

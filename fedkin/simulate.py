@@ -183,19 +183,13 @@ class Simulation:
             for flight in flights:
                 clock.launch(flight)
             return
-        planned = [self._planned_steps(i) for i in clients]
+        planned = [self.setup.config.training.steps(self.train_sizes[i]) for i in clients]
         if clock.effort is None:
             self._compute(flights[:1])
             shown = flights[0].done
             clock.effort = (shown.steps / planned[0], byte_count(shown.reply)) if shown else (1.0, 0)
         for flight, steps in zip(flights, planned, strict=True):
             clock.launch(flight, steps, byte_count(flight.message))
-
-    def _planned_steps(self, client: int) -> int:
-        """Gradient steps of plain training."""
-        training = self.setup.config.training
-        used = training.used(self.train_sizes[client])
-        return training.minibatches or training.epochs * math.ceil(used / training.batch)
 
     def _land(self, tally: Tally) -> tuple[list[int], Mixing | None]:
         """Let time pass until the server acts, and act; whose replies were used, and who was mixed with whom."""

@@ -430,7 +430,7 @@ def test_a_dropped_last_batch_leaves_batches_of_one_size(seen: list[list[int]], 
     torch.testing.assert_close(cohort.models.rows, result.models.rows, rtol=1e-5, atol=1e-6)
 
 
-def test_a_client_with_less_than_a_batch_keeps_it_where_short_ones_are_dropped(seen: list[list[int]]) -> None:
+def test_a_client_with_less_than_a_batch_keeps_it_where_short_ones_are_dropped() -> None:
     federation = make_blobs()
     kept = run("fedavg", "sync", federation, rounds=2, batch=64)
     dropped = run("fedavg", "sync", federation, rounds=2, batch=64, last_batch="dropped")

@@ -187,7 +187,7 @@ def estimate(cell: Cell) -> float:
     samples = (entry.samples or 20_000) * 0.6
     joined = max(1.0, settings["join"] * clients)
     batch = settings["batch"]
-    a_round = settings.get("minibatches") or settings["epochs"] * math.ceil(samples / clients / batch)
+    a_round = Config.of(settings).training.steps(math.ceil(samples / clients))
     steps = settings["rounds"] * joined * a_round * max(1.0, cost(cell.method).steps)
     return float(steps * step_seconds(settings["model"], shape, classes, batch) / default_workers())
 
