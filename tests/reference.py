@@ -12,6 +12,9 @@ from torch.nn.functional import cross_entropy
 
 import fedkin
 from fedkin import Federation, models, randomness
+from fedkin.config import Config
+from fedkin.layout import Layout
+from fedkin.method import Method, Overview, Replies, State
 from fedkin.schedule import participants
 
 SETTINGS: dict[str, Any] = {
@@ -21,6 +24,11 @@ SETTINGS: dict[str, Any] = {
 
 Weights = dict[str, Tensor]
 
+# The parameters of the network `mlp`, in order.
+BODY = [f"fc{k}.{kind}" for k in (1, 2) for kind in ("weight", "bias")]
+HEAD = ["classifier.weight", "classifier.bias"]
+MLP = [*BODY, *HEAD]
+
 
 def close(ours: Tensor, theirs: Tensor) -> None:
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
@@ -28,6 +36,19 @@ def close(ours: Tensor, theirs: Tensor) -> None:
 
 def vector(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def double(values: Any) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def numbers(*values: float) -> Tensor:
+    return double(values)
+
+
+def flat(w: Weights, names: Sequence[str] | None = None) -> Tensor:
+    """All of them as one vector, or those of these names, in their order."""
+    return torch.cat([w[name].reshape(-1) for name in names or w])
 
 
 def weights(model: nn.Module) -> Weights:
@@ -96,6 +117,10 @@ class Reference:
                     optimizer.step()
         return model
 
+    def loss(self, model: nn.Module, rows: Tensor) -> float:
+        with torch.no_grad():
+            return float(cross_entropy(model(self.x[rows]), self.y[rows]))
+
     def mean(self, trained: Mapping[int, nn.Module]) -> nn.Module:
         total = sum(self.n[i] for i in trained)
         return self.loaded(combine([(self.n[i] / total, weights(m)) for i, m in trained.items()]))
@@ -109,3 +134,17 @@ class Reference:
 
 def run(method: str, federation: Federation, **settings: Any) -> fedkin.Result:
     return fedkin.run(method, data=federation, **SETTINGS | settings)
+
+
+def server(method: Method, clients: int) -> State:
+    """A server in round 1 of 10 whose model is one linear layer of two inputs without bias, all zero."""
+    layout = Layout(nn.Linear(2, 1, bias=False))
+    state = method.start(Overview(clients, 10, 0, 2, layout, double([0, 0]), Config().training))
+    state.round = 1
+    return state
+
+
+def replied(clients: list[int], exchange: str = "train", **stacked: Tensor) -> Replies:
+    """What clients sent, from one row [K, ...] a client."""
+    messages = [{name: rows[k] for name, rows in stacked.items()} for k in range(len(clients))]
+    return Replies(exchange, clients, messages)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from reference import SETTINGS, Reference, Weights, close, combine, weights
+from reference import SETTINGS, Reference, Weights, close, combine, flat, numbers, weights
 from torch import Tensor, nn
 
 import fedkin
@@ -23,10 +23,6 @@ from fedkin.methods import make
 NET = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)).double()
 """Four columns: weight and bias of the first stage, weight and bias of the second."""
 LAYOUT = Layout(NET)
-
-
-def v(*numbers: float) -> Tensor:
-    return torch.tensor(numbers, dtype=torch.float64)
 
 
 def state_of(method: Method, w: Tensor, clients: int = 3, round: int = 5, lr: float = 0.1) -> State:
@@ -47,47 +43,48 @@ E = math.e
 # The leap: w^t0 = (0, 0 | 0, 0), w^t1 = (3, 4 | 1, 0), w^tau = (5, 5 | 2, 1), w_k = (4, 3 | 0, 2).
 # Stage 1: cos((3, 4), (4, 3)) = 24/25. Stage 2: cos((1, 0), (0, 2)) = 0.
 
-START, LATER, NOW, TRAINED = v(0, 0, 0, 0), v(3, 4, 1, 0), v(5, 5, 2, 1), v(4, 3, 0, 2)
+START, LATER, NOW, TRAINED = numbers(0, 0, 0, 0), numbers(3, 4, 1, 0), numbers(5, 5, 2, 1), numbers(4, 3, 0, 2)
 S1, S2 = E**0.96 / (E + E**0.96), 1 / (E + 1)
 
 
 def test_the_coefficient_is_the_softmax_of_the_cosine_and_one() -> None:
     """(9): e^S / (e + e^S), which is 1/2 for a client that moved just as the server did."""
-    assert normalised(v(1.0)).item() == pytest.approx(0.5)
-    assert normalised(v(0.0)).item() == pytest.approx(1 / (E + 1))
-    assert normalised(v(-1.0)).item() == pytest.approx(E**-1 / (E + E**-1))
+    assert normalised(numbers(1.0)).item() == pytest.approx(0.5)
+    assert normalised(numbers(0.0)).item() == pytest.approx(1 / (E + 1))
+    assert normalised(numbers(-1.0)).item() == pytest.approx(E**-1 / (E + E**-1))
 
 
 def test_equations_8_and_13_give_each_stage_its_coefficient() -> None:
     s = Leap().weights((LATER - START)[None], (TRAINED - START)[None], LAYOUT)
-    close(s[0], v(S1, S1, S2, S2))
+    close(s[0], numbers(S1, S1, S2, S2))
 
 
 def test_the_coefficient_may_be_the_cosine_itself_or_one_for_every_tensor() -> None:
     cosine = Leap(coefficient="cosine").weights((LATER - START)[None], (TRAINED - START)[None], LAYOUT)
-    close(cosine[0], v(0.96, 0.96, 0, 0))
+    close(cosine[0], numbers(0.96, 0.96, 0, 0))
     tensor = Leap(similarity="tensor", coefficient="cosine")
     # Single numbers have cosine 1, or 0 where one of them is 0.
-    close(tensor.weights((LATER - START)[None], (TRAINED - START)[None], LAYOUT)[0], v(1, 1, 0, 0))
+    close(tensor.weights((LATER - START)[None], (TRAINED - START)[None], LAYOUT)[0], numbers(1, 1, 0, 0))
     whole = Leap(stages="1", coefficient="cosine").weights((LATER - START)[None], (TRAINED - START)[None], LAYOUT)
-    close(whole[0], v(*[24 / (math.sqrt(26) * math.sqrt(29))] * 4))
+    close(whole[0], numbers(*[24 / (math.sqrt(26) * math.sqrt(29))] * 4))
 
 
 def test_equation_11_leaps_from_where_the_server_is_now() -> None:
-    s = v(S1, S1, S2, S2)[None]
+    s = numbers(S1, S1, S2, S2)[None]
     leapt = Leap().model(START, NOW, LATER, (TRAINED - START)[None], s)[0]
-    close(leapt, v(5 + S1 * 16 * 2 + 4, 5 + S1 * 9 * 1 + 3, 2 + 0 + 0, 1 + S2 * 4 * 1 + 2))
+    close(leapt, numbers(5 + S1 * 16 * 2 + 4, 5 + S1 * 9 * 1 + 3, 2 + 0 + 0, 1 + S2 * 4 * 1 + 2))
 
 
 def test_equation_10_leaps_from_where_the_client_started() -> None:
-    s = v(S1, S1, S2, S2)[None]
+    s = numbers(S1, S1, S2, S2)[None]
     leapt = Leap(form="10").model(START, NOW, LATER, (TRAINED - START)[None], s)[0]
-    close(leapt, v(0 + S1 * 16 * 2 + 4, 0 + S1 * 9 * 1 + 3, 0, S2 * 4 * 1 + 2))
+    close(leapt, numbers(0 + S1 * 16 * 2 + 4, 0 + S1 * 9 * 1 + 3, 0, S2 * 4 * 1 + 2))
 
 
 def test_equation_14_lies_between_the_leapt_and_the_global_model() -> None:
-    start, now, leapt, s = v(1, 1, 1, 1), v(3, 3, 3, 3), v(5, 7, 5, 7), v(0.25, 0.25, 0.5, 0.5)
-    close(personal(start, now, leapt, s), v(1 + 0.75 * 4 + 0.25 * 2, 1 + 0.75 * 6 + 0.25 * 2, 1 + 2 + 1, 1 + 3 + 1))
+    start, now, leapt = numbers(1, 1, 1, 1), numbers(3, 3, 3, 3), numbers(5, 7, 5, 7)
+    ours = personal(start, now, leapt, numbers(0.25, 0.25, 0.5, 0.5))
+    close(ours, numbers(1 + 0.75 * 4 + 0.25 * 2, 1 + 0.75 * 6 + 0.25 * 2, 1 + 2 + 1, 1 + 3 + 1))
 
 
 LATE = Trip({"w": START}, 2, START, LATER)
@@ -97,9 +94,9 @@ IN_TIME = Trip({"w": NOW})
 def test_lga_averages_the_leapt_model_with_those_in_time() -> None:
     method = make("lga")
     state = state_of(method, NOW)
-    fresh = v(6, 4, 2, 3)
+    fresh = numbers(6, 4, 2, 3)
     method.aggregate(state, replies([{"w": TRAINED, "n": 1}, {"w": fresh, "n": 3}], [LATE, IN_TIME]))
-    leapt = v(5 + S1 * 16 * 2 + 4, 5 + S1 * 9 * 1 + 3, 2 + 0 + 0, 1 + S2 * 4 * 1 + 2)
+    leapt = numbers(5 + S1 * 16 * 2 + 4, 5 + S1 * 9 * 1 + 3, 2 + 0 + 0, 1 + S2 * 4 * 1 + 2)
     close(state["w"], leapt / 4 + fresh * 3 / 4)
 
 
@@ -115,10 +112,10 @@ def test_plga_gives_every_replier_its_own_model() -> None:
     """A late client's tau is the model before this round; for one in time t0 is that model, and tau the new one."""
     method = make("plga")
     state = state_of(method, NOW)
-    fresh = v(6, 4, 2, 3)
+    fresh = numbers(6, 4, 2, 3)
     method.aggregate(state, replies([{"w": TRAINED, "n": 1}, {"w": fresh, "n": 3}], [LATE, IN_TIME]))
-    leapt = v(5 + S1 * 16 * 2 + 4, 5 + S1 * 9 * 1 + 3, 2 + 0 + 0, 1 + S2 * 4 * 1 + 2)
-    s = v(S1, S1, S2, S2)
+    leapt = numbers(5 + S1 * 16 * 2 + 4, 5 + S1 * 9 * 1 + 3, 2 + 0 + 0, 1 + S2 * 4 * 1 + 2)
+    s = numbers(S1, S1, S2, S2)
     close(state["W"][0], START + (1 - s) * (leapt - START) + s * (NOW - START))
     new, move = state["w"], fresh - NOW
     s = torch.cat([tilde(new[:2] - NOW[:2], move[:2]).repeat(2), tilde(new[2:] - NOW[2:], move[2:]).repeat(2)])
@@ -201,10 +198,6 @@ RUN: dict[str, Any] = SETTINGS | {
 }
 
 
-def flat(w: Weights) -> Tensor:
-    return torch.cat([tensor.reshape(-1) for tensor in w.values()])
-
-
 @pytest.mark.parametrize("late", ["stale", "drop", "leap"])
 def test_fedavg_with_stragglers_is_what_loops_give(late: str, blobs: Federation) -> None:
     """FedAvg (Async), FedAvg (Sync), and FedAvg with leaps, which is LGA."""
@@ -267,26 +260,26 @@ def test_plga_may_start_training_from_personalised_models(blobs: Federation, mon
 def test_fedasync_mixes_in_what_comes_the_less_the_later(settings: dict[str, Any], expected: list[float]) -> None:
     method = make("fedasync", settings)
     for late, alpha in zip((0, 3, 8), expected, strict=True):
-        state = state_of(method, v(1, 1, 1, 1))
-        method.aggregate(state, replies([{"w": v(2, 3, 4, 5), "n": 7}], [Trip({"w": START}, late)]))
-        close(state["w"], (1 - alpha) * v(1, 1, 1, 1) + alpha * v(2, 3, 4, 5))
+        state = state_of(method, numbers(1, 1, 1, 1))
+        method.aggregate(state, replies([{"w": numbers(2, 3, 4, 5), "n": 7}], [Trip({"w": START}, late)]))
+        close(state["w"], (1 - alpha) * numbers(1, 1, 1, 1) + alpha * numbers(2, 3, 4, 5))
 
 
 def test_fedasync_takes_replies_in_turn_or_as_spfl_s_table_2_does() -> None:
-    messages = [{"w": v(2, 2, 2, 2), "n": 1}, {"w": v(8, 8, 8, 8), "n": 3}]
+    messages = [{"w": numbers(2, 2, 2, 2), "n": 1}, {"w": numbers(8, 8, 8, 8), "n": 3}]
     trips = [Trip({"w": START}, 3), Trip({"w": START}, 0)]
-    state = state_of(make("fedasync"), v(1, 1, 1, 1))
+    state = state_of(make("fedasync"), numbers(1, 1, 1, 1))
     mixed = make("fedasync").aggregate(state, replies(messages, trips))
     first = 0.7 * 1 + 0.3 * 2
-    close(state["w"], v(*[0.4 * first + 0.6 * 8] * 4))
+    close(state["w"], numbers(*[0.4 * first + 0.6 * 8] * 4))
     assert mixed is not None
     # 0.3 of the first is left over by the second to 0.4; of the move they make up 0.12 and 0.6.
-    close(mixed["all"][0], v(0.12 / 0.72, 0.6 / 0.72, 0))
+    close(mixed["all"][0], numbers(0.12 / 0.72, 0.6 / 0.72, 0))
     method = make("fedasync", {"alpha": 0.8, "together": "mean"})
-    state = state_of(method, v(1, 1, 1, 1))
+    state = state_of(method, numbers(1, 1, 1, 1))
     method.aggregate(state, replies(messages, trips))
     drawn = 0.4 * 2 + 0.6 * 1
-    close(state["w"], v(*[drawn / 4 + 8 * 3 / 4] * 4))
+    close(state["w"], numbers(*[drawn / 4 + 8 * 3 / 4] * 4))
 
 
 def test_fedasync_holds_training_near_where_it_started(blobs: Federation) -> None:
@@ -301,38 +294,38 @@ def test_fedasync_holds_training_near_where_it_started(blobs: Federation) -> Non
 def test_twafl_counts_old_models_less() -> None:
     """Client 0 was last sent a model in round 2, client 1 in round 5; client 2 was never heard of."""
     method = make("twafl")
-    state = state_of(method, v(9, 9, 9, 9), round=3)
-    method.aggregate(state, Replies("train", [0], [{"w": v(1, 1, 1, 1), "n": 2}], [Trip({}, 1)]))
-    close(state["w"], v(1, 1, 1, 1))
+    state = state_of(method, numbers(9, 9, 9, 9), round=3)
+    method.aggregate(state, Replies("train", [0], [{"w": numbers(1, 1, 1, 1), "n": 2}], [Trip({}, 1)]))
+    close(state["w"], numbers(1, 1, 1, 1))
     state.round = 5
-    method.aggregate(state, Replies("train", [1], [{"w": v(4, 4, 4, 4), "n": 6}], [Trip({}, 0)]))
+    method.aggregate(state, Replies("train", [1], [{"w": numbers(4, 4, 4, 4), "n": 6}], [Trip({}, 0)]))
     old, new = 2 * (E / 2) ** -3, 6.0
-    close(state["w"], v(*[(old * 1 + new * 4) / (old + new)] * 4))
+    close(state["w"], numbers(*[(old * 1 + new * 4) / (old + new)] * 4))
 
 
 def test_fedbuff_scales_late_updates_down_and_divides_by_their_number() -> None:
     method = make("fedbuff", {"server_lr": 0.5})
-    state = state_of(method, v(1, 1, 1, 1))
-    messages = [{"delta": v(2, 0, 0, 4)}, {"delta": v(0, 6, 0, 4)}]
+    state = state_of(method, numbers(1, 1, 1, 1))
+    messages = [{"delta": numbers(2, 0, 0, 4)}, {"delta": numbers(0, 6, 0, 4)}]
     method.aggregate(state, replies(messages, [Trip({"w": START}, 0), Trip({"w": START}, 3)]))
-    close(state["w"], v(1 + 0.5 * 1, 1 + 0.5 * 1.5, 1, 1 + 0.5 * (4 + 2) / 2))
+    close(state["w"], numbers(1 + 0.5 * 1, 1 + 0.5 * 1.5, 1, 1 + 0.5 * (4 + 2) / 2))
 
 
 def test_dc_asgd_corrects_a_late_gradient_for_how_far_the_model_moved() -> None:
     method = make("dc-asgd", {"lam": 0.5})
-    state = state_of(method, v(3, 3, 3, 3), lr=0.1)
-    g, start = v(2, -1, 0, 4), v(1, 1, 1, 3)
+    state = state_of(method, numbers(3, 3, 3, 3), lr=0.1)
+    g, start = numbers(2, -1, 0, 4), numbers(1, 1, 1, 3)
     method.aggregate(state, replies([{"delta": -0.1 * g}], [Trip({"w": start}, 2)]))
     close(
         state["w"],
-        v(*[3 - 0.1 * (x + 0.5 * x * x * (3 - at)) for x, at in zip(g.tolist(), start.tolist(), strict=True)]),
+        numbers(*[3 - 0.1 * (x + 0.5 * x * x * (3 - at)) for x, at in zip(g.tolist(), start.tolist(), strict=True)]),
     )
 
 
 def test_dc_asgd_adapts_lambda_to_the_mean_square_of_gradients() -> None:
     method = make("dc-asgd", {"lam": 2.0, "form": "adaptive", "m": 0.75})
-    state = state_of(method, v(3, 3, 3, 3), lr=0.1)
-    g, start = v(2, -1, 1, 4), v(1, 1, 1, 3)
+    state = state_of(method, numbers(3, 3, 3, 3), lr=0.1)
+    g, start = numbers(2, -1, 1, 4), numbers(1, 1, 1, 3)
     method.aggregate(state, replies([{"delta": -0.1 * g}], [Trip({"w": start}, 2)]))
     square = 0.25 * g * g
     lam = 2 / (square + 1e-7).sqrt()

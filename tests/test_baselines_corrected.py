@@ -7,17 +7,17 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from conftest import pictures as make_pictures
-from reference import SETTINGS, Reference, close, run, vector
+from digits import on_digits
+from reference import SETTINGS, Reference, close, numbers, run, vector
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
-import fedkin
 from fedkin import Federation, models, randomness
 from fedkin.api import prepare
 from fedkin.client import Client, Networks, Samples
@@ -45,17 +45,13 @@ class Parabola(Client):
         return self.bound.g.copy_(self.a * (self.bound.p - self.b))
 
 
-def number(*values: float) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
-
-
 def parabola(a: float, b: float, lr: float, steps: int, exchange: str = "train") -> Parabola:
     """It takes `steps` gradient steps in an exchange: one a sample."""
     bound = Bound(nn.Linear(1, 1, bias=False).double())
-    samples = Samples(torch.zeros(steps, 1).double(), torch.zeros(steps, dtype=torch.int64), number(1), number(0))
+    samples = Samples(torch.zeros(steps, 1).double(), torch.zeros(steps, dtype=torch.int64), numbers(1), numbers(0))
     client = Parabola(
         id=0, round=1, exchange=exchange, seed=0, samples=samples, train=torch.arange(steps), test=torch.arange(0),
-        bound=bound, networks=Networks((1,), 1, bound.w), initial=number(0.0), classes=1, private={},
+        bound=bound, networks=Networks((1,), 1, bound.w), initial=numbers(0.0), classes=1, private={},
         training=Training(epochs=1, batch=1, lr=lr, momentum=0.0, weight_decay=0.0),
     )  # fmt: skip
     client.a, client.b = a, b
@@ -65,7 +61,7 @@ def parabola(a: float, b: float, lr: float, steps: int, exchange: str = "train")
 def server(method: Method, clients: int, w: float, lr: float = 0.1) -> State:
     layout = Layout(nn.Linear(1, 1, bias=False))
     training = Training(epochs=1, batch=1, lr=lr, momentum=0.0, weight_decay=0.0)
-    return method.start(Overview(clients, 9, 0, 1, layout, number(w), training))
+    return method.start(Overview(clients, 9, 0, 1, layout, numbers(w), training))
 
 
 def replies(*messages: Message, clients: list[int] | None = None, exchange: str = "train") -> Replies:
@@ -102,11 +98,11 @@ def test_server_momentum_by_hand() -> None:
     """From 1, means of 0.5 and again 0.5: steps of 0.5, then 0.9 * 0.5 + 0 = 0.45."""
     method = FedAvgM()
     state = server(method, 2, w=1.0)
-    sent = replies({"w": number(0.0), "n": 1}, {"w": number(2 / 3), "n": 3})
+    sent = replies({"w": numbers(0.0), "n": 1}, {"w": numbers(2 / 3), "n": 3})
     method.aggregate(state, sent)
-    close(state["w"], number(0.5))
+    close(state["w"], numbers(0.5))
     method.aggregate(state, sent)
-    close(state["w"], number(0.5 - 0.45))
+    close(state["w"], numbers(0.5 - 0.45))
 
 
 def test_rounds_of_fedavgm(blobs: Federation) -> None:
@@ -132,23 +128,23 @@ def test_feddyn_by_hand() -> None:
     """Loss (w - 3)^2, alpha 0.5, lr 0.1, one step at a time."""
     method, client = FedDyn(alpha=0.5), parabola(a=2, b=3, lr=0.1, steps=2)
     # From 1: 1 - 0.1 * 2 (1 - 3) = 1.4, then 1.4 - 0.1 (2 (1.4 - 3) + 0.5 (1.4 - 1)) = 1.7.
-    sent = method.local(client, {"w": number(1.0)})
-    close(sent["w"], number(1.7))
+    sent = method.local(client, {"w": numbers(1.0)})
+    close(sent["w"], numbers(1.7))
     # The client's gradient: 0 - 0.5 (1.7 - 1).
-    close(client.private["gradient"], number(-0.35))
+    close(client.private["gradient"], numbers(-0.35))
     # From 2: 2 - 0.1 (2 (2 - 3) + 0.35) = 2.165, then 2.165 - 0.1 (-1.67 + 0.35 + 0.5 * 0.165) = 2.28875.
-    sent = method.local(client, {"w": number(2.0)})
-    close(sent["w"], number(2.28875))
-    close(client.private["gradient"], number(-0.35 - 0.5 * 0.28875))
+    sent = method.local(client, {"w": numbers(2.0)})
+    close(sent["w"], numbers(2.28875))
+    close(client.private["gradient"], numbers(-0.35 - 0.5 * 0.28875))
 
 
 def test_feddyn_server_by_hand() -> None:
     """Two of four clients come back, at 1.5 and 2.5 from 1: h counts all four, the mean only the two."""
     method = FedDyn(alpha=0.5)
     state = server(method, 4, w=1.0)
-    method.aggregate(state, replies({"w": number(1.5)}, {"w": number(2.5)}, clients=[0, 3]))
-    close(state["h"], number(-0.5 / 4 * (0.5 + 1.5)))
-    close(state["w"], number(2 + 0.25 / 0.5))
+    method.aggregate(state, replies({"w": numbers(1.5)}, {"w": numbers(2.5)}, clients=[0, 3]))
+    close(state["h"], numbers(-0.5 / 4 * (0.5 + 1.5)))
+    close(state["w"], numbers(2 + 0.25 / 0.5))
 
 
 @pytest.mark.parametrize(("momentum", "weight_decay"), [(0.0, 0.0), (0.9, 0.01)])
@@ -192,9 +188,9 @@ def test_feddyn_rests_at_the_minimum_of_all_losses_and_fedavg_does_not() -> None
     state = server(method, 2, w=0.0)
     for _ in range(60):
         method.aggregate(state, replies(*(method.local(client, {"w": state["w"]}) for client in clients)))
-    close(state["w"], number(3.0))
-    close(clients[0].private["gradient"], number(3.0))
-    close(sum(client.sgd(number(3.0)) for client in clients) / 2, number(2.0 + 0.9**60 * 1.5 - 0.7**60 * 0.5))
+    close(state["w"], numbers(3.0))
+    close(clients[0].private["gradient"], numbers(3.0))
+    close(sum(client.sgd(numbers(3.0)) for client in clients) / 2, numbers(2.0 + 0.9**60 * 1.5 - 0.7**60 * 0.5))
 
 
 # SCAFFOLD.
@@ -202,13 +198,13 @@ def test_feddyn_rests_at_the_minimum_of_all_losses_and_fedavg_does_not() -> None
 
 def test_scaffold_by_hand() -> None:
     """Loss (w - 3)^2, lr 0.1, c = 0.5 from the server and c_i = -1 from the round before."""
-    ends = {"I": number(2 * (1.0 - 3.0)), "II": number(-1 - 0.5 + (1.0 - 1.45) / (2 * 0.1))}
+    ends = {"I": numbers(2 * (1.0 - 3.0)), "II": numbers(-1 - 0.5 + (1.0 - 1.45) / (2 * 0.1))}
     for option, expected in ends.items():
         client = parabola(a=2, b=3, lr=0.1, steps=2)
-        client.private["c"] = number(-1.0)
-        sent = Scaffold(option=option).local(client, {"w": number(1.0), "c": number(0.5)})  # type: ignore[arg-type]
+        client.private["c"] = numbers(-1.0)
+        sent = Scaffold(option=option).local(client, {"w": numbers(1.0), "c": numbers(0.5)})  # type: ignore[arg-type]
         # 1 - 0.1 (-4 + 1 + 0.5) = 1.25, then 1.25 - 0.1 (-3.5 + 1.5) = 1.45.
-        close(sent["w"], number(1.45))
+        close(sent["w"], numbers(1.45))
         close(client.private["c"], expected)
         close(sent["dc"], expected + 1)
 
@@ -217,10 +213,10 @@ def test_scaffold_server_by_hand() -> None:
     """Two of four clients: the model moves by the mean over two, c by the sum over four."""
     method = Scaffold(server_lr=0.5)
     state = server(method, 4, w=1.0)
-    sent = ({"w": number(2.0), "dc": number(4.0)}, {"w": number(4.0), "dc": number(2.0)})
+    sent = ({"w": numbers(2.0), "dc": numbers(4.0)}, {"w": numbers(4.0), "dc": numbers(2.0)})
     method.aggregate(state, replies(*sent, clients=[1, 2]))
-    close(state["w"], number(1 + 0.5 * 2))
-    close(state["c"], number(6 / 4))
+    close(state["w"], numbers(1 + 0.5 * 2))
+    close(state["c"], numbers(6 / 4))
 
 
 @pytest.mark.parametrize("option", ["I", "II"])
@@ -292,7 +288,7 @@ def test_scaffold_rests_at_the_minimum_of_all_losses() -> None:
         taken = [client.steps for client in clients]
         method.aggregate(state, replies(*(method.local(client, message) for client in clients)))
         assert [client.steps for client in clients] == [t + 5 for t in taken]
-    close(state["w"], number(3.0))
+    close(state["w"], numbers(3.0))
 
 
 # MOON.
@@ -300,7 +296,7 @@ def test_scaffold_rests_at_the_minimum_of_all_losses() -> None:
 
 def test_contrast_by_hand() -> None:
     """Cosines 0.6 with the global features and 0.8 with the former ones, then 1 and 0; tau = 0.5."""
-    z, z_glob, z_prev = number(3, 4, 2, 0).view(2, 2), number(1, 0, 5, 0).view(2, 2), number(0, 1, 0, 3).view(2, 2)
+    z, z_glob, z_prev = numbers(3, 4, 2, 0).view(2, 2), numbers(1, 0, 5, 0).view(2, 2), numbers(0, 1, 0, 3).view(2, 2)
     first = -math.log(math.exp(1.2) / (math.exp(1.2) + math.exp(1.6)))
     second = -math.log(math.exp(2) / (math.exp(2) + 1))
     close(contrastive(z, z_glob, z_prev, 0.5), torch.tensor((first + second) / 2, dtype=torch.float64))
@@ -398,18 +394,20 @@ def test_l2gd_by_hand() -> None:
     assert method.step(0.1) == pytest.approx(0.6)
     assert method.step(1.0) == 1.0
     state = server(method, 3, w=0.0)
-    mixed = method.aggregate(state, replies({"w": number(1.0)}, {"w": number(3.0)}, clients=[0, 2], exchange="collect"))
-    close(state["mean"], number(2.0))
+    mixed = method.aggregate(
+        state, replies({"w": numbers(1.0)}, {"w": numbers(3.0)}, clients=[0, 2], exchange="collect")
+    )
+    close(state["mean"], numbers(2.0))
     assert mixed is not None
-    close(mixed["all"], number(0.7, 0, 0.3, 0, 1, 0, 0.3, 0, 0.7).view(3, 3))
+    close(mixed["all"], numbers(0.7, 0, 0.3, 0, 1, 0, 0.3, 0, 0.7).view(3, 3))
     client = parabola(a=2, b=3, lr=0.1, steps=1, exchange="average")
-    client.private["w"] = number(1.0)
+    client.private["w"] = numbers(1.0)
     assert method.local(client, method.dispatch(state, 0, "average")) == {}
-    close(client.private["w"], number(0.4 * 1 + 0.6 * 2))
+    close(client.private["w"], numbers(0.4 * 1 + 0.6 * 2))
     # A local step: 1.6 - 0.1 * 2 (1.6 - 3).
     client.exchange = "train"
     assert method.local(client, {}) == {}
-    close(client.private["w"], number(1.88))
+    close(client.private["w"], numbers(1.88))
 
 
 def test_l2gd_is_at_rest_where_its_objective_is_smallest() -> None:
@@ -421,10 +419,10 @@ def test_l2gd_is_at_rest_where_its_objective_is_smallest() -> None:
         moves = {}
         for exchange in ("train", "average"):
             client = parabola(2, b, lr, steps=1, exchange=exchange)
-            client.private["w"] = number(x)
-            method.local(client, {"mean": number(4.0)})
+            client.private["w"] = numbers(x)
+            method.local(client, {"mean": numbers(4.0)})
             moves[exchange] = client.private["w"] - x
-        close(0.7 * moves["train"] + 0.3 * moves["average"], number(0.0))
+        close(0.7 * moves["train"] + 0.3 * moves["average"], numbers(0.0))
 
 
 def coins(p: float, rounds: int) -> list[bool]:
@@ -529,24 +527,16 @@ def test_running_statistics_are_the_plain_mean(name: str, pictures: Federation) 
 
 # They learn.
 
-DIGITS: dict[str, Any] = {
-    "data": "digits", "partition": "dirichlet:0.1", "clients": 12, "engine": "inline",
-    "lr": 0.05, "rounds": 30, "evaluate_every": 30,
-}  # fmt: skip
-
-
-@cache
-def accuracy(name: str) -> float:
-    return fedkin.run(name, **DIGITS).accuracy
+learned = partial(on_digits, rounds=30, lr=0.05)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "least"), [("fedavgm", 0.88), ("feddyn", 0.88), ("scaffold", 0.88), ("l2gd", 0.92)])
 def test_they_beat_fedavg_on_digits(name: str, least: float) -> None:
-    assert accuracy(name) > max(least, accuracy("fedavg") + 0.02)
+    assert learned(name) > max(least, learned("fedavg") + 0.02)
 
 
 @pytest.mark.slow
 def test_moon_learns_on_digits() -> None:
     """About as well as FedAvg: on so small a network the contrast slows the first rounds down."""
-    assert accuracy("moon") > max(0.78, accuracy("fedavg") - 0.05)
+    assert learned("moon") > max(0.78, learned("fedavg") - 0.05)

@@ -7,13 +7,14 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from reference import SETTINGS, Reference, Weights, close, combine, run, vector, weights
+from digits import on_digits
+from reference import BODY, HEAD, MLP, SETTINGS, Reference, Weights, close, combine, flat, run, vector, weights
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -28,26 +29,12 @@ from fedkin.methods.fedpac import FedPAC, combination, least_on_simplex
 from fedkin.methods.pfedhn import Hypernetwork, PFedHN
 from fedkin.setup import Setup
 
-HEAD = ["classifier.weight", "classifier.bias"]
-BODY = [f"fc{k}.{kind}" for k in (1, 2) for kind in ("weight", "bias")]
-DIGITS: dict[str, Any] = {
-    "data": "digits", "partition": "dirichlet:0.1", "clients": 12, "engine": "inline",
-    "lr": 0.05, "rounds": 20, "epochs": 2, "evaluate_every": 20,
-}  # fmt: skip
-
-
-def flat(w: Weights) -> Tensor:
-    return torch.cat([w[name].reshape(-1) for name in (*BODY, *HEAD)])
+learned = partial(on_digits, rounds=20, epochs=2, lr=0.05)
 
 
 def features(model: nn.Module, x: Tensor) -> Tensor:
     assert isinstance(model, nn.Sequential)
     return model[:-1](x)  # type: ignore[no-any-return]
-
-
-@cache
-def accuracy(method: str, **settings: Any) -> float:
-    return fedkin.run(method, **DIGITS | settings).accuracy
 
 
 def reply_of(method: str, federation: Federation, client: int, **more: Tensor) -> dict[str, Any]:
@@ -193,7 +180,7 @@ def test_rounds_of_fedpac(blobs: Federation) -> None:
                 close(ours.mixing(t)["classifier"][i], torch.eye(4, dtype=torch.float64)[i])
             w[i] = body | head
     for i in range(4):
-        close(ours.models[i], flat(w[i]))
+        close(ours.models[i], flat(w[i], MLP))
 
 
 def test_fedpac_reports_statistics_and_no_samples(blobs: Federation) -> None:
@@ -234,7 +221,7 @@ def test_fedpac_on_batch_norm_and_with_few_clients_a_round(pictures: Federation)
 
 @pytest.mark.slow
 def test_fedpac_beats_fedavg_on_digits() -> None:
-    assert accuracy("fedpac") > max(0.85, accuracy("fedavg") + 0.1)
+    assert learned("fedpac") > max(0.85, learned("fedavg") + 0.1)
 
 
 # FedGen.
@@ -414,7 +401,7 @@ def test_fedgen_generated_features_stay_on_the_device(blobs: Federation) -> None
 
 @pytest.mark.slow
 def test_fedgen_beats_fedavg_on_digits() -> None:
-    assert accuracy("fedgen") > max(0.77, accuracy("fedavg") + 0.02)
+    assert learned("fedgen") > max(0.77, learned("fedavg") + 0.02)
 
 
 # pFedHN.
@@ -516,4 +503,4 @@ def test_pfedhn_building_the_network_draws_nothing(blobs: Federation) -> None:
 
 @pytest.mark.slow
 def test_pfedhn_beats_fedavg_on_digits() -> None:
-    assert accuracy("pfedhn") > max(0.85, accuracy("fedavg") + 0.1)
+    assert learned("pfedhn") > max(0.85, learned("fedavg") + 0.1)

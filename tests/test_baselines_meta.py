@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Mapping
-from functools import cache
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from conftest import pictures
+from digits import on_digits
 from reference import SETTINGS, Reference, close, combine, run, vector, weights
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -442,15 +443,7 @@ def test_batch_norm_goes_along(method: str) -> None:
 
 # They learn.
 
-DIGITS: dict[str, Any] = {
-    "data": "digits", "partition": "dirichlet:0.1", "clients": 12, "engine": "inline",
-    "rounds": 20, "epochs": 3, "batch": 32, "lr": 0.05, "weight_decay": 0.0, "evaluate_every": 20,
-}  # fmt: skip
-
-
-@cache
-def fedavg_on_digits() -> float:
-    return fedkin.run("fedavg", **DIGITS).accuracy
+learned = partial(on_digits, rounds=20, epochs=3, batch=32, lr=0.05, weight_decay=0.0)
 
 
 @pytest.mark.slow
@@ -464,5 +457,4 @@ def fedavg_on_digits() -> float:
 ])  # fmt: skip
 def test_it_learns_on_digits(method: str, set: dict[str, Any], least: float, margin: float) -> None:
     """All but the two-step form claim to be better than FedAvg for the clients."""
-    accuracy = fedkin.run(method, **DIGITS, **set).accuracy
-    assert accuracy > max(least, fedavg_on_digits() + margin)
+    assert learned(method, **set) > max(least, learned("fedavg") + margin)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from functools import cache
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,22 @@ import pytest
 import torch
 from conftest import blobs as make_blobs
 from conftest import pictures as make_pictures
-from reference import SETTINGS, Reference, Weights, close, combine, run, vector, weights
+from digits import on_digits
+from reference import (
+    BODY,
+    HEAD,
+    MLP,
+    SETTINGS,
+    Reference,
+    Weights,
+    close,
+    combine,
+    flat,
+    numbers,
+    run,
+    vector,
+    weights,
+)
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -30,14 +45,8 @@ from fedkin.methods.apfl import APFL
 from fedkin.methods.ditto import Ditto
 from fedkin.methods.fedper import Parted
 
-HEAD = ["classifier.weight", "classifier.bias"]
-BODY = [f"fc{k}.{kind}" for k in (1, 2) for kind in ("weight", "bias")]
 PARTED = ["fedbn", "fedper", "fedrep", "lg-fedavg"]
 ALL = [*PARTED, "apfl", "ditto"]
-
-
-def flat(w: Weights) -> Tensor:
-    return torch.cat([w[name].reshape(-1) for name in (*BODY, *HEAD)])
 
 
 def only(w: Weights, names: list[str]) -> Weights:
@@ -68,10 +77,6 @@ def bare(method: str, private: dict[str, Any], lr: float = 0.5, **settings: Any)
     client = worker.client(Job(1, {}, private, 1, "train"))
     x, y = client.samples.inputs(client.train), client.samples.y[client.train]
     return setup.method, client, list(zip(x.flatten().tolist(), y.tolist(), strict=True))
-
-
-def numbers(*values: float) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
 
 
 def slopes(model: Tensor, samples: list[Any]) -> Tensor:
@@ -181,7 +186,7 @@ def test_rounds_of_fedper_and_lg_fedavg(blobs: Federation, method: str, kept: li
         total = sum(reference.n[i] for i in who)
         w = w | combine([(reference.n[i] / total, trained[i]) for i in who], shared)
     for i in range(4):
-        close(ours.models[i], flat(w | own[i]))
+        close(ours.models[i], flat(w | own[i], MLP))
 
 
 @pytest.mark.parametrize(("head", "body"), [(None, 1), (2, 3)])
@@ -210,7 +215,7 @@ def test_rounds_of_fedrep(blobs: Federation, head: int | None, body: int) -> Non
         total = sum(reference.n[i] for i in who)
         w = w | combine([(reference.n[i] / total, trained[i]) for i in who], BODY)
     for i in range(4):
-        close(ours.models[i], flat(w | heads[i]))
+        close(ours.models[i], flat(w | heads[i], MLP))
 
 
 class Whitened(nn.Module):
@@ -308,7 +313,7 @@ def test_rounds_of_apfl(blobs: Federation, adapt: str) -> None:
     assert (len(set(alpha.values())) > 1) == (adapt != "never")
     for i in range(4):
         mixed = combine([(alpha[i], own[i]), (1 - alpha[i], w)]) if i in own else w
-        close(ours.models[i], flat(mixed))
+        close(ours.models[i], flat(mixed, MLP))
     assert ours.score.moment == "after aggregation"
 
 
@@ -521,16 +526,7 @@ def test_each_says_truthfully_when_it_is_judged() -> None:
 
 # They learn.
 
-
-DIGITS: dict[str, Any] = {
-    "data": "digits", "partition": "dirichlet:0.1", "clients": 12, "engine": "inline",
-    "lr": 0.05, "rounds": 12, "evaluate_every": 12,
-}  # fmt: skip
-
-
-@cache
-def fedavg(**settings: Any) -> float:
-    return fedkin.run("fedavg", **DIGITS, **settings).accuracy
+learned = partial(on_digits, rounds=12, lr=0.05)
 
 
 @pytest.mark.slow
@@ -542,9 +538,7 @@ def fedavg(**settings: Any) -> float:
     ],
 )  # fmt: skip
 def test_each_beats_fedavg_on_digits(method: str, least: float, margin: float) -> None:
-    accuracy = fedkin.run(method, **DIGITS).accuracy
-    assert accuracy > least
-    assert accuracy > fedavg() + margin
+    assert learned(method) > max(least, learned("fedavg") + margin)
 
 
 class Dense(nn.Module):

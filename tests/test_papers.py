@@ -12,7 +12,20 @@ import pytest
 import torch
 from conftest import blobs as make_blobs
 from conftest import pictures
-from reference import SETTINGS, Reference, Weights, close, combine, run, vector, weights
+from reference import (
+    BODY,
+    HEAD,
+    MLP,
+    SETTINGS,
+    Reference,
+    Weights,
+    close,
+    combine,
+    flat,
+    run,
+    vector,
+    weights,
+)
 from scipy.cluster.hierarchy import fcluster, ward
 from torch import Tensor, nn
 
@@ -28,20 +41,9 @@ from fedkin.methods.spfl import SPFL
 from fedkin.runs.folder import RunFolder
 from fedkin.similarity import boundary_cosine, cosine, label_cosine, loss_gain, norm_distance
 
-HEAD = ["classifier.weight", "classifier.bias"]
-BODY = [f"fc{k}.{kind}" for k in (1, 2) for kind in ("weight", "bias")]
-
-
-def flat(w: Weights) -> Tensor:
-    return torch.cat([t.reshape(-1) for t in w.values()])
-
 
 def angle(a: Tensor, b: Tensor) -> float:
     return float(a @ b) / math.sqrt(float(a @ a) * float(b @ b))
-
-
-def part(w: Weights, names: list[str]) -> Tensor:
-    return torch.cat([w[name].reshape(-1) for name in names])
 
 
 # Equations, one by one.
@@ -150,7 +152,7 @@ def test_rounds_of_spfl(blobs: Federation, method: str, head: str, steps: int) -
             table = {}
             for names in (BODY, HEAD):
                 for i in clients:
-                    e = [math.exp(angle(part(g[i], names), part(g[j], names))) for j in clients]
+                    e = [math.exp(angle(flat(g[i], names), flat(g[j], names))) for j in clients]
                     table[i, names is HEAD] = [x / sum(e) for x in e]
         trained_ = {i: weights(reference.sgd(reference.loaded(w[i]), i, t, repeats=steps)) for i in clients}
         g = {i: combine([(1.0, w[i]), (-1.0, trained_[i])]) for i in clients}
@@ -171,7 +173,7 @@ def test_rounds_of_spfl(blobs: Federation, method: str, head: str, steps: int) -
             new[i] = pieces[0] | pieces[1]
         w = new
     for i in clients:
-        close(ours.models[i], flat({name: w[i][name] for name in (*BODY, *HEAD)}))
+        close(ours.models[i], flat(w[i], MLP))
 
 
 @pytest.mark.parametrize("log", ["per-class", "of-mean"])
@@ -200,7 +202,7 @@ def test_rounds_of_pfedsim(blobs: Federation, log: str) -> None:
                     else:
                         phi[i, j] = sum(-math.log(1 - c) for c in cosines) / 3
     for i in range(4):
-        close(ours.models[i], flat({name: w[i][name] for name in (*BODY, *HEAD)}))
+        close(ours.models[i], flat(w[i], MLP))
     matrix = ours.mixing(4)["extractor"]
     for i in range(4):
         total = sum(phi[i, j] for j in range(4))
@@ -223,7 +225,7 @@ def test_rounds_of_fedalp(blobs: Federation) -> None:
     psi = {}
     for m in (0, 1):
         d = combine([(float(reference.n[i]), delta[i]) for i in range(4) if member[i] == m])
-        norms = [float(part(d, names).norm()) for names in layers]
+        norms = [float(flat(d, names).norm()) for names in layers]
         psi[m] = [0.6 * x / max(norms) for x in norms]
     groups = {0: w_g, 1: w_g}
 
