@@ -12,6 +12,8 @@ from sklearn.datasets import load_digits
 
 from fedkin import Federation
 
+pytest.register_assert_rewrite("commands")
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:

@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
+from commands import TINY, Said, command, done
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -29,42 +29,6 @@ from fedkin.data import catalogue
 from fedkin.data.partition import rules
 from fedkin.methods import registry
 from fedkin.runs.folder import RunFolder
-
-TINY = ["--clients", "4", "--rounds", "2", "--epochs", "1", "--lr", "0.1", "--engine", "inline"]
-
-
-@dataclass(frozen=True)
-class Said:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        """The last line on standard output."""
-        return json.loads(self.out.splitlines()[-1])
-
-
-def command(*words: object, **environment: str) -> Said:
-    """Run a command in this process, just as the program would."""
-    out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.setattr(sys, "argv", ["fedkin", *map(str, words)])
-        for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
-            patch.delenv(name, raising=False)
-        for name, value in ({"COLUMNS": "200"} | environment).items():
-            patch.setenv(name, value)
-        with pytest.raises(SystemExit) as end:
-            main()
-    assert isinstance(end.value.code, int), end.value.code
-    return Said(end.value.code, out.getvalue(), err.getvalue())
-
-
-def done(*words: object, **environment: str) -> Said:
-    """A command that must succeed."""
-    said = command(*words, **environment)
-    assert said.code == 0, said.err
-    return said
 
 
 @pytest.fixture(autouse=True)

@@ -22,6 +22,7 @@ import pytest
 import torch
 from conftest import blobs as make_blobs
 from conftest import pictures as make_pictures
+from runs import Stop, same, stop_after
 
 import fedkin
 from fedkin import Federation, FedkinError
@@ -42,10 +43,6 @@ SETTINGS: dict[str, Any] = {
     "join": 0.5,
     "checkpoint_every": 2,
 }
-
-
-def same(a: fedkin.Result, b: fedkin.Result) -> bool:
-    return torch.equal(a.models.rows, b.models.rows) and a.history == b.history and a.models.row_of == b.models.row_of
 
 
 @pytest.fixture(scope="module", params=[1, 2, 4])
@@ -83,10 +80,6 @@ def test_a_resumed_run_ends_as_if_never_stopped(name: str, tmp_path: Path, pictu
         assert (out / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
 
 
-class Stop(Exception):
-    pass
-
-
 def test_a_run_writes_down_why_it_stopped_and_that_it_goes_on(tmp_path: Path, pictures: Federation) -> None:
     def stop(happened: Any, _seconds: float) -> None:
         if happened.round == 2:
@@ -99,14 +92,6 @@ def test_a_run_writes_down_why_it_stopped_and_that_it_goes_on(tmp_path: Path, pi
     events = [json.loads(line) for line in (tmp_path / "run" / EVENTS).read_text().splitlines()]
     assert [event["event"] for event in events] == ["stopped", "resumed"]
     assert events[0]["why"] == "Ctrl-C"
-
-
-def stop_after(round: int) -> Any:
-    def watch(happened: Any, _seconds: float) -> None:
-        if happened.round == round:
-            raise Stop
-
-    return watch
 
 
 @pytest.mark.slow

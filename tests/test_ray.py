@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import pictures as make_pictures
-from test_engine import same
+from runs import same
 
 import fedkin
 from fedkin import FedkinError

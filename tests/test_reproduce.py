@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_cli import command, done
-from test_engine import Stop, stop_after
+from commands import command, done
+from runs import Stop, stop_after
 
 from fedkin import FedkinError
 from fedkin.config import Config

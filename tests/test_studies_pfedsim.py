@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_cli import done
+from commands import done
 
 from fedkin import FedkinError, studies
 from fedkin.api import prepare
