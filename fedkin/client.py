@@ -240,9 +240,11 @@ class Client:
     def check_loss(self, lr: float) -> None:
         """Stop with a sentence when training has diverged."""
         if not math.isfinite(self.loss_sum):
+            short = self.training.used(self.n) % self.training.batch if self.n > self.training.batch else 0
+            hint = f", or last_batch=dropped: its epochs end on a batch of {short}" if short else ""
             raise FedkinError(
                 f"the training loss of client {self.id} is not a finite number in round {self.round}: "
-                f"with a learning rate of {lr:g} training diverges, try a smaller one"
+                f"with a learning rate of {lr:g} training diverges, try a smaller one{hint}"
             )
 
     def model(self, w: Tensor) -> Predictor:

@@ -303,6 +303,13 @@ def test_training_that_diverges_is_told_with_its_learning_rate(vectorize: str, t
     assert not (out / "models.safetensors").exists()
 
 
+@pytest.mark.parametrize("last", ["kept", "dropped"])
+def test_training_that_diverges_names_a_short_last_batch(last: str, tmp_path: Path) -> None:
+    said = command("run", "fedavg", *TINY, "--lr", 1e9, "--last-batch", last, "--batch", 10, "--out", tmp_path / "run")
+    refused(said, "training diverges, try a smaller one")
+    assert ("or last_batch=dropped: its epochs end on a batch of " in said.err) == (last == "kept")
+
+
 @pytest.mark.parametrize(
     ("option", "sentence"),
     [
