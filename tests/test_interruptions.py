@@ -160,18 +160,7 @@ def test_a_disk_that_fails_elsewhere_is_told_in_one_sentence_too(
 @pytest.mark.slow
 def test_ctrl_c_ends_the_workers_and_says_how_to_go_on(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    words = [
-        "run",
-        "local-only",
-        "--clients",
-        "6",
-        "--rounds",
-        "5000",
-        "--engine",
-        "processes",
-        "--workers",
-        "2",
-    ]
+    words = ["run", "local-only", "--clients", "6", "--rounds", "5000", "--engine", "processes", "--workers", "2"]
     run = subprocess.Popen(
         [sys.executable, "-m", "fedkin", *words, "--out", str(out)],
         stdout=subprocess.PIPE,
