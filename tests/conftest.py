@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,9 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
+import fedkin
 from fedkin import Federation
+from fedkin.result import Result
 
 pytest.register_assert_rewrite("commands")
 
@@ -62,6 +65,20 @@ def _blobs() -> Federation:
 @pytest.fixture(name="pictures")
 def _pictures() -> Federation:
     return pictures()
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    """A run of three rounds; tests copy it."""
+    path = tmp_path_factory.mktemp("made") / "run"
+    return path, fedkin.run("spfl", data="digits", clients=4, rounds=3, refresh=2, seed=5, out=path)
+
+
+@pytest.fixture
+def root(tmp_path: Path, made: tuple[Path, Result]) -> Path:
+    """A folder with one run deep in it."""
+    shutil.copytree(made[0], tmp_path / "runs/deep/good")
+    return tmp_path / "runs"
 
 
 def three_folders(folder: Path, names: tuple[str, ...], most: int | None = None) -> Path:
