@@ -31,6 +31,8 @@ RULES = [
     "dirichlet:100",
     "dirichlet:0.001,min=2",
     "dirichlet:0.5,form=pfedsim",
+    "dirichlet:0.5,form=balanced",
+    "dirichlet:0.001,form=balanced,min=2",
     "dirichlet:0.5,form=client",
     "dirichlet:0.001,form=client",
     "shards:2",
@@ -156,6 +158,7 @@ def test_defaults_follow_the_papers() -> None:
         ("classes", "iid"): (0.2, "train"),
         ("dirichlet", "class"): (0.5, "all"),
         ("dirichlet", "pfedsim"): (0.5, "all"),
+        ("dirichlet", "balanced"): (0.2, "all"),
         ("dirichlet", "client"): (0.2, "all"),
         ("shards", ""): (0.2, "all"),
         ("one-class", ""): (None, "all"),
@@ -312,6 +315,7 @@ TRAPS = [
     (CIFAR10, "dirichlet:0.000001", 1000, 6),
     (CIFAR10, "dirichlet:0.1,min=60", 1000, 60),
     (CIFAR10, "dirichlet:0.05", 1000, 6),
+    (CIFAR10, "dirichlet:0.001,form=balanced", 1000, 6),
     (CIFAR10, "dirichlet:0.001,form=client", 1000, 60),
     (dataset(DIGITS), "dirichlet:0.05", 800, 2),
     (dataset([550] * 200), "dirichlet:0.01", 1000, 11),
@@ -380,6 +384,17 @@ def test_log_gamma_draws_are_dirichlet() -> None:
         share = proportions(log_gamma(alpha, (40_000, 4), rng))
         assert share.mean(axis=0) == pytest.approx([0.25] * 4, rel=0.05)
         assert share.var(axis=0) == pytest.approx([3 / 16 / (4 * alpha + 1)] * 4, rel=0.05)
+
+
+def test_balanced_gives_the_larger_parts_of_a_class_to_those_who_have_less() -> None:
+    data = dataset([3000, 5000])
+    table = class_table(data.y, split(data, "dirichlet:0.3,form=balanced,min=2", 40, 0))
+    more = table[:, None, :] - table[None, :, :]
+    assert not (more > 1).all(axis=2).any(), "nobody has more than another of both classes, but for rounding"
+    alike = [class_table(CIFAR10.y, split(CIFAR10, "dirichlet:0.1,form=balanced", 100, seed)) for seed in range(10)]
+    assert min(table.sum(axis=1).min() for table in alike) > 200, "nobody is small"
+    largest = np.mean([table.max(axis=1).sum() for table in alike]) / len(CIFAR10)
+    assert largest == pytest.approx(0.78, abs=0.03), "Dir(0.1) by class has 0.75"
 
 
 def test_by_client_uses_its_own_proportions_until_a_class_runs_out() -> None:

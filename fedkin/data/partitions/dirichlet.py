@@ -7,6 +7,8 @@ moved from the largest clients to the ones in need.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -14,6 +16,8 @@ from fedkin.data.dataset import Indices
 from fedkin.data.partitions.task import Assignment, Task, deal, need
 
 Floats = npt.NDArray[np.float64]
+Drawing = Callable[[Indices, int, float, int, np.random.Generator], Indices]
+"""Counts [draws, N, K] by class sizes [K], clients N, alpha and how many draws."""
 
 LEAST = 40
 """pFedSim's smallest client."""
@@ -33,11 +37,16 @@ def by_class(task: Task, rng: np.random.Generator, alpha: float, min: int | None
     least 2). After 2,000,000 random numbers, 2000 draws for 100 clients and 10 classes, the draw
     that lacks the fewest samples is topped up from its largest clients.
     """
-    check_alpha(alpha)
-    least = smallest(task, min)
-    counts = _draw(task.sizes, task.clients, alpha, least, rng)
-    top_up(counts, least)
-    return Assignment(deal(counts, task.y, rng))
+    return _redrawn(_capped, task, rng, alpha, min)
+
+
+def balanced(task: Task, rng: np.random.Generator, alpha: float, min: int | None = None) -> Assignment:
+    """Each class is shared out by proportions Dir(alpha), the larger ones to the clients with fewer samples so far.
+
+    So there are no small clients, and a client with few samples gets most of them from a class or two. For
+    `min`, see `by_class`.
+    """
+    return _redrawn(_matched, task, rng, alpha, min)
 
 
 def smallest(task: Task, min: int | None) -> int:
@@ -98,13 +107,22 @@ def proportions(log_weight: Floats) -> Floats:
     return weight
 
 
-def _draw(sizes: Indices, clients: int, alpha: float, least: int, rng: np.random.Generator) -> Indices:
+def _redrawn(draw: Drawing, task: Task, rng: np.random.Generator, alpha: float, min: int | None) -> Assignment:
+    """What `draw` gives when the smallest client has enough, or nearly and with the rest moved to it."""
+    check_alpha(alpha)
+    least = smallest(task, min)
+    counts = _best(draw, task.sizes, task.clients, alpha, least, rng)
+    top_up(counts, least)
+    return Assignment(deal(counts, task.y, rng))
+
+
+def _best(draw: Drawing, sizes: Indices, clients: int, alpha: float, least: int, rng: np.random.Generator) -> Indices:
     """Counts [N, K]: the first draw that gives all clients `least`, or the one that lacks the fewest."""
     cells = clients * len(sizes)
     draws = max(1, BATCH // cells)
     best, best_lack = np.zeros((clients, len(sizes)), dtype=np.int64), np.inf
     for _ in range(max(1, WORK // (draws * cells))):
-        counts = _capped(sizes, clients, alpha, draws, rng)
+        counts = draw(sizes, clients, alpha, draws, rng)
         lack = np.maximum(least - counts.sum(axis=2), 0).sum(axis=1)
         if lack.min() < best_lack:
             best, best_lack = counts[lack.argmin()], lack.min()
@@ -123,6 +141,19 @@ def _capped(sizes: Indices, clients: int, alpha: float, draws: int, rng: np.rand
         share = proportions(np.where(held * clients < sizes.sum(), wish, -np.inf))
         ends = np.rint(np.cumsum(share, axis=1) * sizes[c]).astype(np.int64)
         counts[:, :, c] = np.diff(ends, axis=1, prepend=0)
+        held += counts[:, :, c]
+    return counts
+
+
+def _matched(sizes: Indices, clients: int, alpha: float, draws: int, rng: np.random.Generator) -> Indices:
+    """Counts [draws, N, K] of independent draws, class by class, the largest proportion to the smallest client."""
+    counts = np.zeros((draws, clients, len(sizes)), dtype=np.int64)
+    held = np.zeros((draws, clients), dtype=np.int64)
+    for c in rng.permutation(len(sizes)):
+        share = np.sort(proportions(log_gamma(alpha, (draws, clients), rng)), axis=1)[:, ::-1]
+        ends = np.rint(np.cumsum(share, axis=1) * sizes[c]).astype(np.int64)
+        smallest_first = np.argsort(held + rng.random(held.shape), axis=1)  # among equals by lot
+        np.put_along_axis(counts[:, :, c], smallest_first, np.diff(ends, axis=1, prepend=0), axis=1)
         held += counts[:, :, c]
     return counts
 
