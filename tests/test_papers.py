@@ -131,28 +131,29 @@ def test_label_cosine_by_hand() -> None:
 # Two rounds of each algorithm.
 
 
-@pytest.mark.parametrize(("method", "head", "steps"), [
-    ("spfl", "mixed", 2), ("spfl", "private", 2), ("spfl", "mixed", 1), ("spfl-w", "mixed", 2),
+@pytest.mark.parametrize(("method", "head", "steps", "compare"), [
+    ("spfl", "mixed", 2, "updates"), ("spfl", "private", 2, "updates"), ("spfl", "mixed", 1, "updates"),
+    ("spfl-w", "mixed", 2, "updates"), ("spfl-w", "mixed", 2, "models"),
 ])  # fmt: skip
-def test_rounds_of_spfl(blobs: Federation, method: str, head: str, steps: int) -> None:
+def test_rounds_of_spfl(blobs: Federation, method: str, head: str, steps: int, compare: str) -> None:
     """Three rounds with a refresh before rounds 1 and 3."""
-    ours = run(method, blobs, head=head, local_steps=steps, refresh=2, rounds=3, join=1.0)
+    ours = run(method, blobs, head=head, local_steps=steps, compare=compare, refresh=2, rounds=3, join=1.0)
     reference = Reference(blobs, SETTINGS | {"join": 1.0})
     clients = range(len(blobs))
     w = {i: weights(reference.initial()) for i in clients}
     for t in (1, 2, 3):
         if t in (1, 3):
             middle = combine([(1 / len(blobs), w[i]) for i in clients])
-            g = {}
+            compared = {}
             for i in clients:
                 key = "similarity/batches"
-                trained = reference.sgd(reference.loaded(middle), i, t, key=key, epochs=1, repeats=steps)
-                g[i] = combine([(1.0, middle), (-1.0, weights(trained))])
+                trained = weights(reference.sgd(reference.loaded(middle), i, t, key=key, epochs=1, repeats=steps))
+                compared[i] = trained if compare == "models" else combine([(1.0, middle), (-1.0, trained)])
                 w[i] = middle
             table = {}
             for names in (BODY, HEAD):
                 for i in clients:
-                    e = [math.exp(angle(flat(g[i], names), flat(g[j], names))) for j in clients]
+                    e = [math.exp(angle(flat(compared[i], names), flat(compared[j], names))) for j in clients]
                     table[i, names is HEAD] = [x / sum(e) for x in e]
         trained_ = {i: weights(reference.sgd(reference.loaded(w[i]), i, t, repeats=steps)) for i in clients}
         g = {i: combine([(1.0, w[i]), (-1.0, trained_[i])]) for i in clients}

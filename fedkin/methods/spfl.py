@@ -14,6 +14,8 @@ reading of its "2 beta". Equation (7) as printed, with |D_j| / |D| and alpha = 0
 with `server_lr=0.01`; the paper's results fit neither. `head=private` gives the last layer the identity in place
 of its matrix: it is then averaged at each refresh only. `layer_weights=[0.5,0.3,0.2]` compares the weights of the
 first stage's layers one by one and weighs their cosines, in place of the cosine of the whole stage.
+`compare=models` takes the cosines of the models that the refresh has trained, not of their updates. They are close
+to 1 for all pairs, so that everybody gets nearly the plain mean.
 """
 
 from __future__ import annotations
@@ -61,6 +63,8 @@ class SPFL(Method):
     weight_by_samples: bool = False
     temperature: Positive = 1.0
     layer_weights: tuple[float, ...] = ()
+    compare: Literal["updates", "models"] = "updates"
+    """What the similarity is a cosine of."""
 
     def start(self, fed: Overview) -> State:
         """One model per client, all the same."""
@@ -90,8 +94,9 @@ class SPFL(Method):
         """A new similarity, or the move of every client's model."""
         stages = state.fed.layout.stages(self.stages)
         if replies.exchange == "similarity":
+            compared = replies["g"] if self.compare == "updates" else state["W"] - replies["g"]
             for name, block in stages.items():
-                state[f"S/{name}"] = softmax(self.similarity(replies["g"], block, state.fed.layout), self.temperature)
+                state[f"S/{name}"] = softmax(self.similarity(compared, block, state.fed.layout), self.temperature)
             return None
         matrices = {name: state[f"S/{name}"] for name in stages}
         if self.head == "private":
@@ -101,7 +106,7 @@ class SPFL(Method):
         return matrices
 
     def similarity(self, g: Tensor, block: Block, layout: Layout) -> Tensor:
-        """How alike the updates [N, D] are on one stage, [N, N] (3)."""
+        """How alike the updates (or models) [N, D] are on one stage, [N, N] (3)."""
         weights = [layout.block([n]) for n in layout.columns if n.endswith(".weight")]
         own = [weight for weight in weights if (weight & block).ranges]
         if not self.layer_weights or len(own) == 1:
