@@ -58,6 +58,7 @@ def test_lenet5_bn_has_the_papers_62050_parameters() -> None:
     plain = conv(3, 6, 5) + conv(6, 16, 5) + fc(16 * 5 * 5, 120, 84, 10)
     assert count("lenet5-bn", CIFAR, 10) == plain + batch_norms == 62_050
     assert count("lenet5", CIFAR, 10) == plain
+    assert count("lenet5-short", CIFAR, 10) == conv(3, 6, 5) + conv(6, 16, 5) + fc(16 * 5 * 5, 120, 10)
 
 
 @pytest.mark.parametrize(("shape", "side"), [(MNIST, 4), (CIFAR, 5)])
@@ -188,7 +189,7 @@ def test_same_seed_gives_the_same_weights_and_building_leaves_no_trace(name: str
 
 
 def test_cards_say_where_a_model_comes_from() -> None:
-    assert len(names()) == len(set(names())) == 14
+    assert len(names()) == len(set(names())) == 15
     card = describe("lenet5-bn")
     assert (card.name, card.source, card.takes, card.smallest) == (
         "lenet5-bn",

@@ -12,7 +12,7 @@ from fedkin.errors import FedkinError, unknown
 from fedkin.models.cnn import alexnet, cnn1d, small_cnn, three_conv
 from fedkin.models.dense import mlp, mlp_sixth, mnist_nn
 from fedkin.models.layers import Shape
-from fedkin.models.lenet import lenet5, lenet5_bn, lenet5_sixth, spfl_cnn
+from fedkin.models.lenet import lenet5, lenet5_bn, lenet5_short, lenet5_sixth, spfl_cnn
 from fedkin.models.mobilenet import mobilenetv2
 from fedkin.models.transformer import small_transformer
 
@@ -59,6 +59,7 @@ _CARDS = (
     ModelCard("cifar10-cnn", _ALP, "3 convolutions 3x3 (32, 64, 64), FC 64", "image", 18, three_conv),
     ModelCard("alexnet", _ALP, "AlexNet for 32x32 images, dropout 0.5", "image", 15, alexnet),
     ModelCard("lenet5", _SUP, "LeNet-5 with ReLU and max pools", "image", 16, lenet5),
+    ModelCard("lenet5-short", _SUP, "LeNet-5 with two linear layers in place of three", "image", 16, lenet5_short),
     ModelCard("lenet5-sixth", _SUP, "a sixth of LeNet-5, the usual supervisor", "image", 16, lenet5_sixth),
     ModelCard("small-cnn", _SUP, "3 convolutions 3x3, the smallest supervisor", "image", 4, small_cnn),
     ModelCard("small-transformer", _SUP, "4x4 patches, the largest supervisor", "image", 8, small_transformer),

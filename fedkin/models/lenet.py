@@ -8,15 +8,23 @@ from fedkin.models.layers import Shape, conv_stage, with_head
 
 
 def lenet5(
-    shape: Shape, classes: int, *, norm: bool = False, widths: tuple[int, int, int, int] = (6, 16, 120, 84)
+    shape: Shape, classes: int, *, norm: bool = False, widths: tuple[int, ...] = (6, 16, 120, 84)
 ) -> nn.Sequential:
     """LeNet-5 with ReLU and max pools, 5x5 kernels without padding. [n, c, h, w] -> [n, classes].
 
-    `widths` are those of conv1, conv2, fc1 and fc2.
+    `widths` are those of the two convolutions and of the hidden linear layers.
     """
-    conv1, conv2, fc1, fc2 = widths
+    conv1, conv2, *linear = widths
     stages = conv_stage(1, shape[0], conv1, 5, norm=norm) | conv_stage(2, conv1, conv2, 5, norm=norm)
-    return with_head(stages, shape, fc1, fc2, classes)
+    return with_head(stages, shape, *linear, classes)
+
+
+def lenet5_short(shape: Shape, classes: int) -> nn.Sequential:
+    """LeNet-5 without the linear layer of 84 units. [n, c, h, w] -> [n, classes].
+
+    FedSimSup says of its LeNet-5 that it has two convolutions and two linear layers.
+    """
+    return lenet5(shape, classes, widths=(6, 16, 120))
 
 
 def lenet5_bn(shape: Shape, classes: int) -> nn.Sequential:
