@@ -64,7 +64,9 @@ def test_lenet5_bn_has_the_papers_62050_parameters() -> None:
 @pytest.mark.parametrize(("shape", "side"), [(MNIST, 4), (CIFAR, 5)])
 def test_spfl_cnn_is_table_4(shape: Shape, side: int) -> None:
     expected = conv(shape[0], 20, 5) + conv(20, 50, 5) + fc(50 * side * side, 512, 10)
-    assert count("spfl-cnn", shape, 10) == expected
+    assert count("spfl-cnn", shape, 10) == count("spfl-cnn-bare", shape, 10) == expected
+    relus = [sum(isinstance(m, nn.ReLU) for m in build(name, shape, 10)) for name in ("spfl-cnn", "spfl-cnn-bare")]
+    assert relus == [3, 1]
 
 
 def test_fedalp_models_have_their_layers() -> None:
@@ -189,7 +191,7 @@ def test_same_seed_gives_the_same_weights_and_building_leaves_no_trace(name: str
 
 
 def test_cards_say_where_a_model_comes_from() -> None:
-    assert len(names()) == len(set(names())) == 15
+    assert len(names()) == len(set(names())) == 16
     card = describe("lenet5-bn")
     assert (card.name, card.source, card.takes, card.smallest) == (
         "lenet5-bn",

@@ -12,7 +12,7 @@ from fedkin.errors import FedkinError, unknown
 from fedkin.models.cnn import alexnet, cnn1d, small_cnn, three_conv
 from fedkin.models.dense import mlp, mlp_sixth, mnist_nn
 from fedkin.models.layers import Shape
-from fedkin.models.lenet import lenet5, lenet5_bn, lenet5_short, lenet5_sixth, spfl_cnn
+from fedkin.models.lenet import lenet5, lenet5_bn, lenet5_short, lenet5_sixth, spfl_cnn, spfl_cnn_bare
 from fedkin.models.mobilenet import mobilenetv2
 from fedkin.models.transformer import small_transformer
 
@@ -51,6 +51,7 @@ _ALP = "FedALP, section 3.1"
 _SUP = "FedSimSup, section 4"
 _CARDS = (
     ModelCard("spfl-cnn", "SPFL, Table 4", "2 convolutions 5x5 (20, 50), FC 512", "image", 16, spfl_cnn),
+    ModelCard("spfl-cnn-bare", "SPFL, Table 4", "the same, no ReLU after convolutions", "image", 16, spfl_cnn_bare),
     ModelCard("lenet5-bn", "pFedSim, Table 5", "LeNet-5 with batch norm", "image", 16, lenet5_bn),
     # 17 pixels leave 2x2 positions before the mean, so batch norm can train on a batch of one sample.
     ModelCard("mobilenetv2", "pFedSim, Table 9", "MobileNetV2, stem of stride 1", "image", 17, mobilenetv2),

@@ -46,10 +46,15 @@ def lenet5_sixth(shape: Shape, classes: int) -> nn.Sequential:
     return lenet5(shape, classes, widths=(3, 6, 48, 30))
 
 
-def spfl_cnn(shape: Shape, classes: int) -> nn.Sequential:
+def spfl_cnn(shape: Shape, classes: int, *, relu: bool = True) -> nn.Sequential:
     """SPFL's network: 20 and 50 channels of 5x5 without padding, FC 512. [n, c, h, w] -> [n, classes].
 
     Table 4 lists no activations; there is a ReLU after each layer but the last.
     """
-    stages = conv_stage(1, shape[0], 20, 5) | conv_stage(2, 20, 50, 5)
+    stages = conv_stage(1, shape[0], 20, 5, relu=relu) | conv_stage(2, 20, 50, 5, relu=relu)
     return with_head(stages, shape, 512, classes)
+
+
+def spfl_cnn_bare(shape: Shape, classes: int) -> nn.Sequential:
+    """SPFL's network with max pools alone after its convolutions, nearer to what Table 4 lists."""
+    return spfl_cnn(shape, classes, relu=False)
