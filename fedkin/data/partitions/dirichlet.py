@@ -16,8 +16,8 @@ from fedkin.data.dataset import Indices
 from fedkin.data.partitions.task import Assignment, Task, deal, need
 
 Floats = npt.NDArray[np.float64]
-Drawing = Callable[[Indices, int, float, int, np.random.Generator], Indices]
-"""Counts [draws, N, K] by class sizes [K], clients N, alpha and how many draws."""
+Portions = Callable[[int, Indices, int, float, np.random.Generator], Indices]
+"""Counts [draws, N] of one class by its size, what clients hold already [draws, N], all samples and alpha."""
 
 LEAST = 40
 """pFedSim's smallest client."""
@@ -107,23 +107,30 @@ def proportions(log_weight: Floats) -> Floats:
     return weight
 
 
-def _redrawn(draw: Drawing, task: Task, rng: np.random.Generator, alpha: float, min: int | None) -> Assignment:
-    """What `draw` gives when the smallest client has enough, or nearly and with the rest moved to it."""
+def _redrawn(portions: Portions, task: Task, rng: np.random.Generator, alpha: float, min: int | None) -> Assignment:
+    """The first draw that gives the smallest client enough, or the best of many with the rest moved to it."""
     check_alpha(alpha)
     least = smallest(task, min)
-    counts = _best(draw, task.sizes, task.clients, alpha, least, rng)
+    counts = _best(portions, task.sizes, task.clients, alpha, least, rng)
     top_up(counts, least)
     return Assignment(deal(counts, task.y, rng))
 
 
-def _best(draw: Drawing, sizes: Indices, clients: int, alpha: float, least: int, rng: np.random.Generator) -> Indices:
+def _best(
+    portions: Portions, sizes: Indices, clients: int, alpha: float, least: int, rng: np.random.Generator
+) -> Indices:
     """Counts [N, K]: the first draw that gives all clients `least`, or the one that lacks the fewest."""
     cells = clients * len(sizes)
     draws = max(1, BATCH // cells)
     best, best_lack = np.zeros((clients, len(sizes)), dtype=np.int64), np.inf
     for _ in range(max(1, WORK // (draws * cells))):
-        counts = draw(sizes, clients, alpha, draws, rng)
-        lack = np.maximum(least - counts.sum(axis=2), 0).sum(axis=1)
+        counts = np.zeros((draws, clients, len(sizes)), dtype=np.int64)
+        held = np.zeros((draws, clients), dtype=np.int64)
+        # In random order: the last class goes to the few clients with room left.
+        for c in rng.permutation(len(sizes)):
+            counts[:, :, c] = portions(sizes[c], held, sizes.sum(), alpha, rng)
+            held += counts[:, :, c]
+        lack = np.maximum(least - held, 0).sum(axis=1)
         if lack.min() < best_lack:
             best, best_lack = counts[lack.argmin()], lack.min()
         if best_lack == 0:
@@ -131,31 +138,24 @@ def _best(draw: Drawing, sizes: Indices, clients: int, alpha: float, least: int,
     return best
 
 
-def _capped(sizes: Indices, clients: int, alpha: float, draws: int, rng: np.random.Generator) -> Indices:
-    """Counts [draws, N, K] of independent draws, class by class, full clients left out."""
-    counts = np.zeros((draws, clients, len(sizes)), dtype=np.int64)
-    held = np.zeros((draws, clients), dtype=np.int64)
-    # In random order: the last class goes to the few clients with room left.
-    for c in rng.permutation(len(sizes)):
-        wish = log_gamma(alpha, (draws, clients), rng)
-        share = proportions(np.where(held * clients < sizes.sum(), wish, -np.inf))
-        ends = np.rint(np.cumsum(share, axis=1) * sizes[c]).astype(np.int64)
-        counts[:, :, c] = np.diff(ends, axis=1, prepend=0)
-        held += counts[:, :, c]
+def _capped(size: int, held: Indices, total: int, alpha: float, rng: np.random.Generator) -> Indices:
+    """Clients that hold their equal share of all samples are left out."""
+    wish = log_gamma(alpha, held.shape, rng)
+    return _cut(proportions(np.where(held * held.shape[1] < total, wish, -np.inf)), size)
+
+
+def _matched(size: int, held: Indices, _total: int, alpha: float, rng: np.random.Generator) -> Indices:
+    """The largest portion goes to the smallest client, and so on; among equals by lot."""
+    share = np.sort(proportions(log_gamma(alpha, held.shape, rng)), axis=1)[:, ::-1]
+    counts = np.empty_like(held)
+    np.put_along_axis(counts, np.argsort(held + rng.random(held.shape), axis=1), _cut(share, size), axis=1)
     return counts
 
 
-def _matched(sizes: Indices, clients: int, alpha: float, draws: int, rng: np.random.Generator) -> Indices:
-    """Counts [draws, N, K] of independent draws, class by class, the largest proportion to the smallest client."""
-    counts = np.zeros((draws, clients, len(sizes)), dtype=np.int64)
-    held = np.zeros((draws, clients), dtype=np.int64)
-    for c in rng.permutation(len(sizes)):
-        share = np.sort(proportions(log_gamma(alpha, (draws, clients), rng)), axis=1)[:, ::-1]
-        ends = np.rint(np.cumsum(share, axis=1) * sizes[c]).astype(np.int64)
-        smallest_first = np.argsort(held + rng.random(held.shape), axis=1)  # among equals by lot
-        np.put_along_axis(counts[:, :, c], smallest_first, np.diff(ends, axis=1, prepend=0), axis=1)
-        held += counts[:, :, c]
-    return counts
+def _cut(share: Floats, size: int) -> Indices:
+    """A class cut into whole numbers [draws, N] nearest to these shares of it."""
+    ends = np.rint(np.cumsum(share, axis=1) * size).astype(np.int64)
+    return np.diff(ends, axis=1, prepend=0)
 
 
 def top_up(counts: Indices, least: int) -> None:
