@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from runs import Stop, stop_after
 from fedkin import FedkinError
 from fedkin.config import Config
 from fedkin.data.dataset import Dataset
-from fedkin.methods import make
+from fedkin.methods import make, registry
 from fedkin.reproduce import cells, page, subsets
 from fedkin.reproduce.cells import Cell, Table, printed, tables
 from fedkin.reproduce.running import Finished, estimate, path_of, reproduce
@@ -218,9 +218,11 @@ def test_a_table_is_drawn_with_the_printed_numbers_beside_ours(tmp_path: Path, m
 
 
 def test_choices_name_options_of_runs_and_tables_that_have_results() -> None:
+    of_methods = {field.name for method in registry().values() for field in fields(method)}
     for choice in cells.choices():
-        option = choice["option"].strip("`").removeprefix("--").partition(" ")[0].replace("-", "_")
+        option, _, key = choice["option"].strip("`").removeprefix("--").replace("-", "_").partition(" ")
         assert not option or option in Config.model_fields
+        assert key in of_methods if option == "set" else not key
         for name in re.findall(r"\(#(.*?)\)", choice["number"]):
             assert list((ROOT / "results" / name).glob("*.json")), name
 
