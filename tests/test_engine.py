@@ -22,7 +22,7 @@ import pytest
 import torch
 from conftest import blobs as make_blobs
 from conftest import pictures as make_pictures
-from runs import Stop, same, stop_after
+from stopping import Stop, same, stop_after
 
 import fedkin
 from fedkin import Federation, FedkinError

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import pictures as make_pictures
-from runs import same
+from stopping import same
 
 import fedkin
 from fedkin import FedkinError

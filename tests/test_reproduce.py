@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from commands import command, done
-from runs import Stop, stop_after
+from stopping import Stop, stop_after
 
 from fedkin import FedkinError
 from fedkin.config import Config

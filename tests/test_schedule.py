@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import blobs as make_blobs
-from runs import Stop, same, stop_after
+from stopping import Stop, same, stop_after
 
 import fedkin
 from fedkin import Federation, FedkinError

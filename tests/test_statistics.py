@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import pictures as make_pictures
-from runs import Stop, same, stop_after
+from stopping import Stop, same, stop_after
 
 import fedkin
 from fedkin import Federation
