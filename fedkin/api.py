@@ -153,8 +153,8 @@ def prepare(
     schedule(config.schedule, len(federation), config.seed)
     if config.public:
         federation = federation.publishing(config.public, config.seed)
-    if config.pixels == "centred":
-        federation = federation.centred()
+    if config.pixels != "standardised":
+        federation = federation.with_pixels(config.pixels)
     module, network = _module(config, federation, model)
     if config.model is None:
         config = config.model_copy(update={"model": network})

@@ -122,9 +122,13 @@ class Client:
 
     def in_order(self, purpose: str, order: torch.Generator) -> Tensor:
         """All training rows [n], in the next order of a generator unless there is but one for all rounds."""
-        if self.training.order == "fixed":
+        if self.training.order != "shuffled":
             order = randomness.generator(self.seed, f"{self.exchange}/{purpose}/order", 0, self.id)
-        return self.train[torch.randperm(self.n, generator=order).to(self.train.device)]
+        rows = self.train[torch.randperm(self.n, generator=order).to(self.train.device)]
+        if self.training.order == "by-class":
+            turn = torch.randperm(self.classes, generator=order).to(rows.device)
+            rows = rows[turn[self.samples.y[rows]].argsort(stable=True)]
+        return rows
 
     def rows(self, epochs: int | None, purpose: str) -> Iterator[Tensor]:
         """Training rows [B], batch by batch: of so many epochs or, by default, as the run's settings say."""

@@ -71,8 +71,9 @@ class Config(BaseModel):
     """Share of each client's samples kept for testing; otherwise the partition's own."""
     pool: Literal["all", "train"] | None = None
     """All samples, or those of the publisher's train files; otherwise the partition's own."""
-    pixels: Literal["standardised", "centred"] = "standardised"
-    """What networks see of images: pixels less the dataset's mean over its deviation, or just 0..255 as -1..1."""
+    pixels: Literal["standardised", "centred", "raw"] = "standardised"
+    """What networks see of images: pixels less the dataset's mean over its deviation, 0..255 as -1..1 (centred), or
+    0..255 as it is (raw)."""
 
     public: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of everybody's training samples that is made public, for methods that distil on public data."""
@@ -93,8 +94,9 @@ class Config(BaseModel):
     """Mini-batches a round in place of local epochs; the next round goes on with the next samples. 0: epochs."""
     batch: Count = 32
     """Batch size of local SGD."""
-    order: Literal["shuffled", "fixed"] = "shuffled"
-    """A client's samples are shuffled before every local epoch, or cut into the same batches in all rounds."""
+    order: Literal["shuffled", "fixed", "by-class"] = "shuffled"
+    """A client's samples are shuffled before every local epoch, cut into the same batches in all rounds (fixed), or
+    that with one class after another (by-class), as a data loader has them that does not shuffle."""
     last_batch: Literal["kept", "dropped"] = "kept"
     """The last batch of a local epoch where it is shorter than the others: kept or, unless it is the only one,
     dropped."""

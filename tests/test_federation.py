@@ -165,17 +165,22 @@ def test_the_smallest_federation_runs() -> None:
 # fingerprints
 
 
-def test_centred_pixels_reach_networks_as_minus_one_to_one(pictures: Federation, tmp_path: Path) -> None:
-    federation = pictures.centred()
-    x = Inline(prepare("fedavg", data=pictures, pixels="centred", **TINY).site()).worker.samples.inputs(torch.arange(9))
-    assert torch.allclose(x, torch.from_numpy(pictures.data.x[:9]) / 127.5 - 1, atol=1e-6)
+@pytest.mark.parametrize(
+    ("seen", "low", "high", "mean", "std"), [("centred", -1, 1, [0.5], [0.5]), ("raw", 0, 255, [0.0], [1 / 255])]
+)
+def test_pixels_reach_networks_as_asked_for(
+    pictures: Federation, tmp_path: Path, seen: Any, low: float, high: float, mean: list[float], std: list[float]
+) -> None:
+    federation = pictures.with_pixels(seen)
+    x = Inline(prepare("fedavg", data=pictures, pixels=seen, **TINY).site()).worker.samples.inputs(torch.arange(9))
+    assert torch.allclose(x, low + (high - low) * torch.from_numpy(pictures.data.x[:9] / 255).float(), atol=1e-6)
     assert federation.fingerprint != pictures.fingerprint
-    run = fedkin.run("fedavg", data=pictures, pixels="centred", out=tmp_path / "run", **TINY)
+    run = fedkin.run("fedavg", data=pictures, pixels=seen, out=tmp_path / "run", **TINY)
     assert torch.equal(run.models[0], fedkin.run("fedavg", data=federation, **TINY).models[0])
     about = Personal.from_run(RunFolder.open(tmp_path / "run"), 0).about
-    assert about["mean"] == about["std"] == [0.5]
-    with pytest.raises(FedkinError, match=r"pixels=centred is about images, but .* has float32 numbers"):
-        Federation.from_arrays([pair(), pair(seed=1)]).centred()
+    assert (about["mean"], about["std"]) == (mean, std)
+    with pytest.raises(FedkinError, match=rf"pixels={seen} is about images, but .* has float32 numbers"):
+        Federation.from_arrays([pair(), pair(seed=1)]).with_pixels(seen)
 
 
 def test_equal_data_have_equal_fingerprints() -> None:

@@ -64,9 +64,8 @@ def test_lenet5_bn_has_the_papers_62050_parameters() -> None:
 @pytest.mark.parametrize(("shape", "side"), [(MNIST, 4), (CIFAR, 5)])
 def test_spfl_cnn_is_table_4(shape: Shape, side: int) -> None:
     expected = conv(shape[0], 20, 5) + conv(20, 50, 5) + fc(50 * side * side, 512, 10)
-    assert count("spfl-cnn", shape, 10) == count("spfl-cnn-bare", shape, 10) == expected
-    relus = [sum(isinstance(m, nn.ReLU) for m in build(name, shape, 10)) for name in ("spfl-cnn", "spfl-cnn-bare")]
-    assert relus == [3, 1]
+    assert count("spfl-cnn", shape, 10) == expected
+    assert sum(isinstance(layer, nn.ReLU) for layer in build("spfl-cnn", shape, 10)) == 3
 
 
 def test_fedalp_models_have_their_layers() -> None:
@@ -85,11 +84,14 @@ def test_only_alexnet_drops_out() -> None:
     assert dropping == {"alexnet"}
 
 
+@pytest.mark.parametrize("model", ["lenet5", "lenet5-short"])
 @pytest.mark.parametrize(("shape", "classes"), [(CIFAR, 10), (CIFAR, 100), (MNIST, 62)])
-def test_supervisors_are_sized_as_fedsimsup_says(shape: Shape, classes: int) -> None:
-    personal, sixth = count("lenet5", shape, classes), count("lenet5-sixth", shape, classes)
+def test_supervisors_are_sized_as_fedsimsup_says(shape: Shape, classes: int, model: str) -> None:
+    personal, sixth = count(model, shape, classes), count(f"{model}-sixth", shape, classes)
     assert sixth == pytest.approx(personal / 6, rel=0.1)
-    assert count("small-cnn", shape, classes) < sixth < count("small-transformer", shape, classes)
+    assert sixth < count("small-transformer", shape, classes)
+    if (model, shape) != ("lenet5-short", MNIST):  # Table 3, which has all three supervisors, is about CIFAR
+        assert count("small-cnn", shape, classes) < sixth
 
 
 @pytest.mark.parametrize("classes", [10, 200])

@@ -66,8 +66,8 @@ def test_a_column_comes_before_a_row_and_a_row_before_the_table() -> None:
     iid = known["fedalp-table2", "MNIST MNIST-NN", "IID FedAvg"]
     assert (iid.settings["partition"], iid.settings["model"], iid.settings["clients"]) == ("iid", "mnist-nn", 100)
     assert known["spfl-table7", "N = 6", "MNIST IID"].settings["clients"] == 6
-    assert known["spfl-table2", "LGA", "MNIST client"].measure == "local on union"
-    assert known["spfl-table2", "PLGA", "MNIST client"].measure == "personalised on union"
+    assert known["spfl-table2", "LGA", "MNIST client"].measure == "local on own"
+    assert known["spfl-table2", "PLGA", "MNIST client"].measure == "personalised on own"
 
 
 def test_a_cell_runs_once_and_is_kept_as_a_small_file(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -399,10 +400,13 @@ def test_minibatches_go_on_where_the_last_round_stopped(seen: list[list[int]]) -
     torch.testing.assert_close(cohort.models.rows, result.models.rows, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("order", ["fixed", "by-class"])
 @pytest.mark.parametrize("minibatches", [0, 2])
-def test_batches_of_a_fixed_order_are_the_same_in_all_rounds(seen: list[list[int]], minibatches: int) -> None:
+def test_batches_of_a_fixed_order_are_the_same_in_all_rounds(
+    seen: list[list[int]], minibatches: int, order: str
+) -> None:
     federation = make_blobs()
-    settings = {"rounds": 3, "minibatches": minibatches, "order": "fixed"}
+    settings = {"rounds": 3, "minibatches": minibatches, "order": order}
     result = run("fedavg", "sync", federation, vectorize="off", **settings)
     rows = federation.split.train[0].tolist()
     length = math.ceil(len(rows) / 8)
@@ -410,6 +414,9 @@ def test_batches_of_a_fixed_order_are_the_same_in_all_rounds(seen: list[list[int
     assert len(seen) == 3 * (minibatches or length)
     assert sorted(first) == sorted(rows) != first
     assert all(batch == seen[k % length] for k, batch in enumerate(seen))
+    labels = [int(federation.data.y[row]) for row in first]
+    in_turn = [label for label, _ in groupby(labels)]
+    assert (len(in_turn) == len(set(labels))) == (order == "by-class")
     cohort = run("fedavg", "sync", federation, vectorize="on", **settings)
     torch.testing.assert_close(cohort.models.rows, result.models.rows, rtol=1e-5, atol=1e-6)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -94,12 +94,13 @@ class Federation:
         everybodys = np.sort(np.concatenate([self.split.public, *public]))
         return Federation(self.data, replace(self.split, train=tuple(kept), public=everybodys))
 
-    def centred(self) -> Federation:
-        """The same federation with its pixels seen as -1..1, whatever their mean and deviation."""
+    def with_pixels(self, seen: Literal["centred", "raw"]) -> Federation:
+        """The same federation with its pixels seen as -1..1 or 0..255, whatever their mean and deviation."""
         if self.data.x.dtype != np.uint8:
-            raise FedkinError(f"pixels=centred is about images, but {self.data.name} has {self.data.x.dtype} numbers")
+            raise FedkinError(f"pixels={seen} is about images, but {self.data.name} has {self.data.x.dtype} numbers")
+        mean, std = {"centred": (0.5, 0.5), "raw": (0.0, 1 / 255)}[seen]
         channels = self.data.x.shape[1]
-        return Federation(replace(self.data, mean=(0.5,) * channels, std=(0.5,) * channels), self.split)
+        return Federation(replace(self.data, mean=(mean,) * channels, std=(std,) * channels), self.split)
 
     @classmethod
     def of(cls, config: Config) -> Federation:

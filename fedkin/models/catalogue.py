@@ -12,7 +12,7 @@ from fedkin.errors import FedkinError, unknown
 from fedkin.models.cnn import alexnet, cnn1d, small_cnn, three_conv
 from fedkin.models.dense import mlp, mlp_sixth, mnist_nn
 from fedkin.models.layers import Shape
-from fedkin.models.lenet import lenet5, lenet5_bn, lenet5_short, lenet5_sixth, spfl_cnn, spfl_cnn_bare
+from fedkin.models.lenet import lenet5, lenet5_bn, lenet5_short, lenet5_short_sixth, lenet5_sixth, spfl_cnn
 from fedkin.models.mobilenet import mobilenetv2
 from fedkin.models.transformer import small_transformer
 
@@ -51,7 +51,6 @@ _ALP = "FedALP, section 3.1"
 _SUP = "FedSimSup, section 4"
 _CARDS = (
     ModelCard("spfl-cnn", "SPFL, Table 4", "2 convolutions 5x5 (20, 50), FC 512", "image", 16, spfl_cnn),
-    ModelCard("spfl-cnn-bare", "SPFL, Table 4", "the same, no ReLU after convolutions", "image", 16, spfl_cnn_bare),
     ModelCard("lenet5-bn", "pFedSim, Table 5", "LeNet-5 with batch norm", "image", 16, lenet5_bn),
     # 17 pixels leave 2x2 positions before the mean, so batch norm can train on a batch of one sample.
     ModelCard("mobilenetv2", "pFedSim, Table 9", "MobileNetV2, stem of stride 1", "image", 17, mobilenetv2),
@@ -62,6 +61,7 @@ _CARDS = (
     ModelCard("lenet5", _SUP, "LeNet-5 with ReLU and max pools", "image", 16, lenet5),
     ModelCard("lenet5-short", _SUP, "LeNet-5 with two linear layers in place of three", "image", 16, lenet5_short),
     ModelCard("lenet5-sixth", _SUP, "a sixth of LeNet-5, the usual supervisor", "image", 16, lenet5_sixth),
+    ModelCard("lenet5-short-sixth", _SUP, "a sixth of lenet5-short, its supervisor", "image", 16, lenet5_short_sixth),
     ModelCard("small-cnn", _SUP, "3 convolutions 3x3, the smallest supervisor", "image", 4, small_cnn),
     ModelCard("small-transformer", _SUP, "4x4 patches, the largest supervisor", "image", 8, small_transformer),
     ModelCard("mlp", "fedkin", "2 hidden layers of 64", "any", 1, mlp),

@@ -27,10 +27,9 @@ def conv_stage(
     stride: int = 1,
     padding: int = 0,
     norm: bool = False,
-    relu: bool = True,
     pool: bool = True,
 ) -> Layers:
-    """Convolution, batch norm if asked for, ReLU and 2x2 max pool unless told otherwise.
+    """Convolution, batch norm if asked for, ReLU, 2x2 max pool unless told otherwise.
 
     [n, inputs, h, w] -> [n, outputs, h', w'].
     """
@@ -41,8 +40,7 @@ def conv_stage(
     layers: Layers = {f"conv{number}": nn.Conv2d(inputs, outputs, kernel, stride, padding)}
     if norm:
         layers[f"bn{number}"] = nn.BatchNorm2d(outputs)
-    if relu:
-        layers[f"conv{number}_relu"] = nn.ReLU()
+    layers[f"conv{number}_relu"] = nn.ReLU()
     if pool:
         layers[f"pool{number}"] = nn.MaxPool2d(2)
     return layers

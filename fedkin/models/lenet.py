@@ -46,15 +46,20 @@ def lenet5_sixth(shape: Shape, classes: int) -> nn.Sequential:
     return lenet5(shape, classes, widths=(3, 6, 48, 30))
 
 
-def spfl_cnn(shape: Shape, classes: int, *, relu: bool = True) -> nn.Sequential:
+def lenet5_short_sixth(shape: Shape, classes: int) -> nn.Sequential:
+    """`lenet5-short` with about a sixth of its parameters. [n, c, h, w] -> [n, classes].
+
+    The widths are 3 and 8 channels and 34 units, within 8 % of a sixth on the same three datasets
+    (8,024 of 52,202 parameters on CIFAR-10).
+    """
+    return lenet5(shape, classes, widths=(3, 8, 34))
+
+
+def spfl_cnn(shape: Shape, classes: int) -> nn.Sequential:
     """SPFL's network: 20 and 50 channels of 5x5 without padding, FC 512. [n, c, h, w] -> [n, classes].
 
-    Table 4 lists no activations; there is a ReLU after each layer but the last.
+    Table 4 lists no activations; there is a ReLU after each layer but the last, as in the authors' public
+    code (whose FC has 500 units).
     """
-    stages = conv_stage(1, shape[0], 20, 5, relu=relu) | conv_stage(2, 20, 50, 5, relu=relu)
+    stages = conv_stage(1, shape[0], 20, 5) | conv_stage(2, 20, 50, 5)
     return with_head(stages, shape, 512, classes)
-
-
-def spfl_cnn_bare(shape: Shape, classes: int) -> nn.Sequential:
-    """SPFL's network with max pools alone after its convolutions, nearer to what Table 4 lists."""
-    return spfl_cnn(shape, classes, relu=False)

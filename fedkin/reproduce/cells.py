@@ -18,7 +18,7 @@ from fedkin.models.weights import located
 
 TIME = "time per sample"
 """The measure that is no accuracy, and that no other run can stand in for."""
-OWN_KEYS = {"method", "set", "measure", "run", "missing", "client", "own"}
+OWN_KEYS = {"method", "set", "measure", "run", "missing", "client"}
 """Keys of a row or column that are not settings of a run."""
 
 
@@ -181,9 +181,7 @@ def _cell(table: str, row: str, column: str, layers: list[Mapping[str, Any]]) ->
     measure = said("measure", "own")
     # What a client is judged by depends on the row: its personalised model, or the one that left its training.
     if measure == "client":
-        measure = said("client", "local on union")
-    elif measure == "own client":
-        measure = said("own", "local on own")
+        measure = said("client", "local on own")
     study = said("study", "")
     if study:
         measure = f"{row} of {column}"
