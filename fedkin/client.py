@@ -121,7 +121,7 @@ class Client:
             yield self.in_order(purpose, order)
 
     def in_order(self, purpose: str, order: torch.Generator) -> Tensor:
-        """All training rows [n], in the next order of a generator unless there is but one for all rounds."""
+        """All training rows [n] in a generator's next order, or in the only one of all rounds, perhaps by class."""
         if self.training.order != "shuffled":
             order = randomness.generator(self.seed, f"{self.exchange}/{purpose}/order", 0, self.id)
         rows = self.train[torch.randperm(self.n, generator=order).to(self.train.device)]
