@@ -144,7 +144,7 @@ def test_what_stands_in_columns_is_compared_along_its_row(tmp_path: Path, monkey
     text = page.markdown(tmp_path / "results")
     assert "**FedAvg**" in text
     assert "| A | 50.00 ± 1.00 | 70.00 | **+20.00** |" in text
-    assert "Order kept in 0 of 1 pairs. The best here is A, not B. Three points or more apart: A." in text
+    assert "Order kept in 0 of 1 pairs. The best here is A, in print B. Three points or more apart: A." in text
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,8 @@ def test_what_stands_in_columns_is_compared_along_its_row(tmp_path: Path, monkey
     [
         ({"A": (50.0, 70.0), "B": (60.0, 80.0)}, "B is the best here too."),
         ({"A": (60.0, 70.0), "B": (50.0, 70.0)}, "The best here is B, in print A."),
-        ({"A": (50.0, 80.0), "B": (60.0, 70.0)}, "The best here is A, not B."),
+        ({"A": (50.0, 80.0), "B": (60.0, 70.0)}, "The best here is A, in print B."),
+        ({"A": (60.0, 80.0), "B": (50.0, 70.0)}, "A is the best here too."),
     ],
 )
 def test_the_best_is_told_here_and_in_print(numbers: dict[str, tuple[float, float]], said: str) -> None:
@@ -172,7 +173,7 @@ def test_the_page_has_paper_ours_difference_and_order(tmp_path: Path, monkeypatc
     monkeypatch.setattr(page, "tables", lambda: {"tiny": table})
     text = page.markdown(tmp_path / "results")
     assert f"| FedAvg | 80.00 ± 1.00 | {ours:.2f} |" in text
-    assert "Order kept in 0 of 1 pairs. The best here is FedAvg, not Better." in text
+    assert "Order kept in 0 of 1 pairs. The best here is FedAvg, in print Better." in text
     assert "- a cause" in text
     assert "- the seeds" in text
     assert "2 of 2 cells" in text

@@ -234,12 +234,8 @@ def _verdict(table: Table, own: list[Compared]) -> str:
     printed = any(c.cell.mean is not None for c in own)
     if printed and len(own) > 1 and table.ours in names:
         name, theirs = _best(table, own), _best(table, own, printed=True)
-        if name != table.ours:
-            words.append(f"The best here is {name}, not {table.ours}.")
-        elif theirs == table.ours:
-            words.append(f"{name} is the best here too.")
-        else:
-            words.append(f"The best here is {name}, in print {theirs}.")
+        too, other = f"{name} is the best here too.", f"The best here is {name}, in print {theirs}."
+        words.append(too if name == theirs else other)
     far = [table.compared(c.cell) for c in own if c.difference is not None and abs(c.difference) >= FAR]
     if far:
         words.append(f"Three points or more apart: {', '.join(far)}.")
