@@ -9,6 +9,7 @@ import pty
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,14 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
+import typer
 from commands import TINY, Said, command, done
 from PIL import Image
 from safetensors.torch import save_file
 
 import fedkin
 from fedkin import Federation, models
-from fedkin.cli import main
+from fedkin.cli import app, main
 from fedkin.config import Config
 from fedkin.data import catalogue
 from fedkin.data.partition import rules
@@ -482,6 +484,15 @@ def test_the_help_of_run_explains_every_setting() -> None:
         if name != "method":
             assert f"--{name.replace('_', '-')} " in text, name
         assert field.description, name
+
+
+def test_help_says_what_every_argument_and_option_means() -> None:
+    def unsaid(command: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
+        for name, inner in getattr(command, "commands", {}).items():
+            yield from unsaid(inner, (*path, name))
+        yield from (" ".join((*path, p.name)) for p in command.params if not p.help)
+
+    assert not [*unsaid(typer.main.get_command(app))]
 
 
 # names that look like markup

@@ -276,12 +276,13 @@ def test_the_list_shows_all_cells_with_their_data(tmp_path: Path) -> None:
     lines = done("reproduce", "list", "--json", FEDKIN_DATA=str(tmp_path)).json
     assert len(lines) == sum(len(t.cells) for t in tables().values())
     assert {line["missing"] for line in lines if line["table"] == "spfl-table1"} >= {"the data mnist are not here"}
-    shown = done("reproduce", "list", "--table", "pfedsim-table3", FEDKIN_DATA=str(tmp_path)).out
+    shown = done("reproduce", "list", "pfedsim-table3", FEDKIN_DATA=str(tmp_path)).out
     assert "CIFAR-10 Dir(0.1)" in shown
     assert "cifar10 (not here)" in shown
-    shown = done("reproduce", "list", "--table", "spfl-table6", FEDKIN_DATA=str(tmp_path)).out
+    shown = done("reproduce", "list", "spfl-table6", FEDKIN_DATA=str(tmp_path)).out
     assert "160 more cannot be run: one of ten clients" in shown
-    assert "name it, as in list --table" in command("reproduce", "list", "--row", "pFedSim").err
+    assert "name it, as in list pfedsim" in command("reproduce", "list", "--row", "pFedSim").err
+    assert "one table at a time" in command("reproduce", "pfedsim-table3", "pfedsim-table6").err
     assert "row" in command("reproduce", "pfedsim-table3", "--row", "pFedSym").err
     assert "pfedsim-table3" in command("reproduce", "pfedsim-tabel3").err
 

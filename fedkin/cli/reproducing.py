@@ -25,11 +25,11 @@ def reproduce(
     table: Annotated[
         str,
         typer.Argument(
-            help="A table, as in pfedsim-table3; [b]list[/b] shows all cells of all tables, or of --table; "
+            help="A table, as in pfedsim-table3; [b]list[/b] shows all cells of all tables; "
             "[b]page[/b] writes docs/RESULTS.md from what is kept."
         ),
     ],
-    of: Annotated[str | None, typer.Option("--table", help="For list: one table only.")] = None,
+    of: Annotated[str | None, typer.Argument(metavar="[TABLE]", help="For list: the cells of this table only.")] = None,
     row: Annotated[str | None, typer.Option(help="One row, by its name in the paper.")] = None,
     column: Annotated[str | None, typer.Option(help="One column, by its name in the paper.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each cell, with seeds counting up from 0.")] = 1,
@@ -45,6 +45,8 @@ def reproduce(
 
     [dim]fedkin reproduce pfedsim-table3 --row pFedSim --column "CIFAR-10 Dir(0.1)" --seeds 1[/dim]
     """
+    if of and table != "list":
+        raise FedkinError(f"reproduce takes one table at a time, not {table} and {of}")
     if table == "list":
         _list(of, row, column, results, as_json)
     elif table == "page":
@@ -61,7 +63,7 @@ def _list(of: str | None, row: str | None, column: str | None, results: Path, as
     from fedkin.reproduce.running import estimate, kept
 
     if of is None and (row or column):
-        raise FedkinError("rows and columns are those of a table: name it, as in list --table pfedsim-table3")
+        raise FedkinError("rows and columns are those of a table: name it, as in list pfedsim-table3")
     grids, lines = [], []
     for each in [table(of)] if of else tables().values():
         grid = Grid(title=f"[b]{each.name}[/b]: {escape(each.about)}", title_justify="left", title_style="")
