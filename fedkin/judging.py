@@ -41,7 +41,11 @@ def finetuned(setup: Setup, engine: Engine, jobs: Sequence[Job]) -> Score:
 
 @dataclass
 class LocalModels:
-    """Every client's model as it left its last training: judged when it is new, and then forgotten."""
+    """Every client's model as it left its last training: judged when it is new, and then forgotten.
+
+    A client has its model as soon as it is trained, also while the reply is on its way; but work that is dropped does
+    not count.
+    """
 
     setup: Setup
     initial: Tensor

@@ -135,6 +135,10 @@ class Simulation:
         if config.judge_union:
             scores.append(on_union(setup, self.engine, self.served()))
         if config.judge_local:
+            if config.late != DROP:
+                under_way = [flight for flight in self.clock.flights.values() if not flight.plan.lost]
+                self._compute(under_way)
+                self._note_local(under_way)
             scores += self.local_models.judge(self.evaluate, self.private)
         if config.finetune_steps and state.round == config.rounds:
             scores.append(finetuned(setup, self.engine, self.served()))
@@ -202,9 +206,9 @@ class Simulation:
             assert flight.done is not None
             self._keep(flight.done)
             tally.done.append(flight.done)
-            if config.judge_local:
-                self.local_models.note(flight.client, flight.message, flight.done.reply)
         used = [flight for flight in landed if self._in_time(flight)]
+        if config.judge_local:
+            self._note_local(used)
         if self.clock.synchronous:
             used.sort(key=lambda flight: flight.client)
         if self.clock.tells:
@@ -213,6 +217,11 @@ class Simulation:
             return [], None
         replies = replies_of(self.setup.method, state, used, config.late)
         return replies.clients, self.setup.method.aggregate(state, replies)
+
+    def _note_local(self, flights: Sequence[Flight]) -> None:
+        for flight in flights:
+            if flight.done:
+                self.local_models.note(flight.client, flight.message, flight.done.reply)
 
     def _in_time(self, flight: Flight) -> bool:
         """Whether the server uses a reply: late ones may be dropped."""

@@ -456,6 +456,20 @@ def test_local_models_are_judged_as_they_left_their_training(blobs: Federation) 
     assert any(s.model == "local" for s in spfl.history[-1].scores)
 
 
+@pytest.mark.parametrize("late", ["stale", "drop"])
+def test_a_late_clients_own_model_is_the_one_it_has_just_trained_unless_that_will_be_dropped(late: str) -> None:
+    history = run("fedavg", "stragglers:5", rounds=14, judge_local=True, late=late, lr=0.5).history
+    local = [next(s for s in r.scores if s.model == "local").loss for r in history]
+    tasks = [(task, came) for came, r in enumerate(history) for task in r.tasks if task.fate != "in time"]
+    assert len(tasks) > 10
+    for task, came in tasks:
+        sent = task.sent - 1
+        seen = {local[at][task.client] for at in range(sent, came + 1)}
+        before = local[sent - 1][task.client] if sent else None
+        assert len(seen) == 1
+        assert not sent or (seen == {before}) == (late == "drop")
+
+
 def test_models_are_judged_on_the_union_of_all_test_sets_too(blobs: Federation) -> None:
     """Of one model for all, everybody's accuracy on the union is that of the global model."""
     result = run("fedavg", "sync", blobs, rounds=2, judge_union=True, judge_local=True)
