@@ -43,8 +43,8 @@ def finetuned(setup: Setup, engine: Engine, jobs: Sequence[Job]) -> Score:
 class LocalModels:
     """Every client's model as it left its last training: judged when it is new, and then forgotten.
 
-    A client has its model as soon as it is trained, also while the reply is on its way; but work that is dropped does
-    not count.
+    A client has its model as soon as it is trained, also while the reply is on its way, and goes on with what a method
+    moves it to (`Method.moved`); work that is dropped does not count.
     """
 
     setup: Setup

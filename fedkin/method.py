@@ -167,6 +167,10 @@ class Method:
         """Bring the state up to date with what came back; returns who was mixed with whom, for the record."""
         raise NotImplementedError
 
+    def moved(self, state: State, replies: Replies) -> Tensor | None:
+        """[K, D] the models that enter the mean where late ones are moved first, and late clients go on with them."""
+        return None
+
     def serve(self, state: State, client: int) -> Message:
         """What the server sends to a client that only wants its current model."""
         return {"w": state["w"]}

@@ -207,8 +207,6 @@ class Simulation:
             self._keep(flight.done)
             tally.done.append(flight.done)
         used = [flight for flight in landed if self._in_time(flight)]
-        if config.judge_local:
-            self._note_local(used)
         if self.clock.synchronous:
             used.sort(key=lambda flight: flight.client)
         if self.clock.tells:
@@ -216,6 +214,11 @@ class Simulation:
         if not used:
             return [], None
         replies = replies_of(self.setup.method, state, used, config.late)
+        if config.judge_local:
+            self._note_local(used)
+            moved = self.setup.method.moved(state, replies)
+            if moved is not None:
+                self.local_models.new |= dict(zip(replies.clients, moved, strict=True))
         return replies.clients, self.setup.method.aggregate(state, replies)
 
     def _note_local(self, flights: Sequence[Flight]) -> None:

@@ -470,6 +470,16 @@ def test_a_late_clients_own_model_is_the_one_it_has_just_trained_unless_that_wil
         assert not sent or (seen == {before}) == (late == "drop")
 
 
+@pytest.mark.parametrize(("name", "options"), [("lga", {}), ("fedasync", {"together": "mean"})])
+def test_a_late_client_goes_on_with_what_the_server_moved_its_model_to(name: str, options: dict[str, Any]) -> None:
+    history = run(name, "stragglers:5", rounds=14, judge_local=True, lr=0.5, evaluate_every=1, **options).history
+    local = [next(s for s in r.scores if s.model == "local").loss for r in history]
+    for came, happened in enumerate(history):
+        for task in happened.tasks:
+            if task.fate != "in time":
+                assert local[task.sent - 1][task.client] == local[came - 1][task.client] != local[came][task.client]
+
+
 def test_models_are_judged_on_the_union_of_all_test_sets_too(blobs: Federation) -> None:
     """Of one model for all, everybody's accuracy on the union is that of the global model."""
     result = run("fedavg", "sync", blobs, rounds=2, judge_union=True, judge_local=True)

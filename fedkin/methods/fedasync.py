@@ -66,13 +66,21 @@ class FedAsync(Method):
             return (late + 1) ** -self.a
         return torch.where(late <= self.b, 1, 1 / (self.a * (late - self.b).clamp(min=0) + 1))
 
+    def moved(self, state: State, replies: Replies) -> Tensor | None:
+        """For a mean, late models are first drawn towards the global one."""
+        if self.together != "mean":
+            return None
+        near = torch.where(replies.late > 0, self.alpha * self.s(replies.late), 1)[:, None]
+        drawn: Tensor = near * replies["w"] + (1 - near) * state["w"]
+        return drawn
+
     def aggregate(self, state: State, replies: Replies) -> Mixing:
         """A step towards every reply in turn, or a mean."""
-        alpha, late = self.alpha * self.s(replies.late), replies.late > 0
-        if self.together == "mean":
-            near = torch.where(late, alpha, 1)[:, None]
-            state["w"] = shares(replies["n"]) @ (near * replies["w"] + (1 - near) * state["w"])
+        drawn = self.moved(state, replies)
+        if drawn is not None:
+            state["w"] = shares(replies["n"]) @ drawn
             return same_for_all(replies, state.fed.clients)
+        alpha = self.alpha * self.s(replies.late)
         for a, w in zip(alpha.tolist(), replies["w"], strict=True):
             state["w"] = torch.lerp(state["w"], w, a)
         row = torch.zeros(state.fed.clients, dtype=replies.dtype)

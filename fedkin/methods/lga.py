@@ -77,9 +77,13 @@ class LGA(Method):
             w[late] = layout.buffers.copy(w[late], leapt)
         return w, s
 
+    def moved(self, state: State, replies: Replies) -> Tensor:
+        """Where all models are by now."""
+        return self.leapt(state, replies)[0]
+
     def aggregate(self, state: State, replies: Replies) -> Mixing:
         """The sample-weighted mean of the models where they are by now."""
-        state["w"] = shares(replies["n"]) @ self.leapt(state, replies)[0]
+        state["w"] = shares(replies["n"]) @ self.moved(state, replies)
         return same_for_all(replies, state.fed.clients)
 
 
