@@ -135,10 +135,7 @@ class Simulation:
         if config.judge_union:
             scores.append(on_union(setup, self.engine, self.served()))
         if config.judge_local:
-            if config.late != DROP:
-                under_way = [flight for flight in self.clock.flights.values() if not flight.plan.lost]
-                self._compute(under_way)
-                self._note_local(under_way)
+            self._note_under_way()
             scores += self.local_models.judge(self.evaluate, self.private)
         if config.finetune_steps and state.round == config.rounds:
             scores.append(finetuned(setup, self.engine, self.served()))
@@ -220,6 +217,15 @@ class Simulation:
             if moved is not None:
                 self.local_models.new |= dict(zip(replies.clients, moved, strict=True))
         return replies.clients, self.setup.method.aggregate(state, replies)
+
+    def _note_under_way(self) -> None:
+        """Models whose replies are still to come, unless they will be dropped; older ones have been judged before."""
+        config, flights = self.setup.config, self.clock.flights.values()
+        if config.late != DROP:
+            since = self.state.round - config.evaluate_every
+            new = [flight for flight in flights if flight.round > since and not flight.plan.lost]
+            self._compute(new)
+            self._note_local(new)
 
     def _note_local(self, flights: Sequence[Flight]) -> None:
         for flight in flights:

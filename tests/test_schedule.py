@@ -22,7 +22,7 @@ from fedkin.engine import shared_workers
 from fedkin.layout import Layout
 from fedkin.methods import registry
 from fedkin.report.figures import curves, timeline
-from fedkin.result import Round
+from fedkin.result import Ended, Round
 from fedkin.schedule import Task, schedule
 from fedkin.schedule.latency import Latency, draw
 from fedkin.scores import UNION
@@ -456,28 +456,32 @@ def test_local_models_are_judged_as_they_left_their_training(blobs: Federation) 
     assert any(s.model == "local" for s in spfl.history[-1].scores)
 
 
+def own_losses(name: str, **settings: Any) -> tuple[list[list[float]], list[tuple[Ended, int]]]:
+    """Losses of clients' own models, round by round, and tasks that were late with where in this list they came."""
+    history = run(name, "stragglers:5", rounds=14, judge_local=True, lr=0.5, evaluate_every=1, **settings).history
+    losses = [list(next(s for s in r.scores if s.model == "local").loss) for r in history]
+    late = [(task, came) for came, r in enumerate(history) for task in r.tasks if task.fate != "in time"]
+    assert len(late) > 10
+    return losses, late
+
+
 @pytest.mark.parametrize("late", ["stale", "drop"])
 def test_a_late_clients_own_model_is_the_one_it_has_just_trained_unless_that_will_be_dropped(late: str) -> None:
-    history = run("fedavg", "stragglers:5", rounds=14, judge_local=True, late=late, lr=0.5).history
-    local = [next(s for s in r.scores if s.model == "local").loss for r in history]
-    tasks = [(task, came) for came, r in enumerate(history) for task in r.tasks if task.fate != "in time"]
-    assert len(tasks) > 10
+    losses, tasks = own_losses("fedavg", late=late)
     for task, came in tasks:
         sent = task.sent - 1
-        seen = {local[at][task.client] for at in range(sent, came + 1)}
-        before = local[sent - 1][task.client] if sent else None
+        seen = {losses[at][task.client] for at in range(sent, came + 1)}
+        before = losses[sent - 1][task.client] if sent else None
         assert len(seen) == 1
         assert not sent or (seen == {before}) == (late == "drop")
 
 
 @pytest.mark.parametrize(("name", "options"), [("lga", {}), ("fedasync", {"together": "mean"})])
 def test_a_late_client_goes_on_with_what_the_server_moved_its_model_to(name: str, options: dict[str, Any]) -> None:
-    history = run(name, "stragglers:5", rounds=14, judge_local=True, lr=0.5, evaluate_every=1, **options).history
-    local = [next(s for s in r.scores if s.model == "local").loss for r in history]
-    for came, happened in enumerate(history):
-        for task in happened.tasks:
-            if task.fate != "in time":
-                assert local[task.sent - 1][task.client] == local[came - 1][task.client] != local[came][task.client]
+    losses, tasks = own_losses(name, **options)
+    for task, came in tasks:
+        trained, waiting, moved = (losses[at][task.client] for at in (task.sent - 1, came - 1, came))
+        assert trained == waiting != moved
 
 
 def test_models_are_judged_on_the_union_of_all_test_sets_too(blobs: Federation) -> None:
