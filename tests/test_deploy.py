@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 import time
@@ -19,9 +20,15 @@ import fedkin
 from fedkin import methods
 
 pytest.importorskip("flwr", reason="real federations need the extra flower")
+import certifi
+from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
+from starlette.testclient import TestClient
+
 from fedkin.deploy.at_client import MODEL, Home, answer
 from fedkin.deploy.at_server import serve
 from fedkin.deploy.folder import make, public_keys
+from fedkin.deploy.gate import Gate
 from fedkin.deploy.letter import pack, unpack
 from fedkin.deploy.post import Came
 from fedkin.deploy.terms import FILE, Terms
@@ -330,6 +337,19 @@ def test_a_method_of_the_users_own_travels_with_the_federation(digits: Path, tmp
         torch.testing.assert_close(own, simulated.models[i], rtol=0, atol=0)
     with pytest.raises(fedkin.FedkinError, match="not empty"):
         make(tmp_path / "fed", terms)
+
+
+def test_an_answer_that_is_too_long_is_told_once_however_many_parts_it_comes_in(tmp_path: Path) -> None:
+    """What is told once more would be held against the client's next answer."""
+    refusals = tmp_path / "refusals"
+    gate = Gate("https://127.0.0.1:1", Path(certifi.where()), [b"key"], 100, refusals)
+    known = {FLEET_HTTP_PUBLIC_KEY_HEADER: base64.b64encode(b"key").decode()}
+    with TestClient(gate.app(), headers=known) as node:
+        for answer in (1, 2):
+            node.post("/v1/fleet/push-messages", content=PushMessagesRequest().SerializeToString())
+            parts = [node.post("/v1/fleet/push-object", content=bytes(size)) for size in (101, 101, 70, 70)]
+            assert [part.status_code for part in parts] == [413, 413, 503, 413]
+            assert len(refusals.read_text().splitlines()) == answer
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,8 @@ class Gate:
         self.trusted = ssl.create_default_context(cafile=str(authority))
         self.pushed: dict[bytes, int] = {}
         """Bytes that a node has sent since it last announced a message."""
+        self.refused: set[bytes] = set()
+        """Nodes whose last message was refused: what else comes of it is, too, without being told again."""
         self.held = 0
         """Calls that are held at the moment."""
 
@@ -92,12 +94,14 @@ class Gate:
             key = b""
         if key not in self.keys:
             return PlainTextResponse("this key is not known here", 401)
+        name = request.url.path.rpartition("/")[2]
+        if name == "push-messages":
+            self.refused.discard(key)
         body = bytearray()
         async for chunk in request.stream():
             body += chunk
             if len(body) > self.most:
                 return self._too_long(key)
-        name = request.url.path.rpartition("/")[2]
         refusal = self._refusal(name, key, bytes(body))
         if refusal:
             return refusal
@@ -145,7 +149,9 @@ class Gate:
 
     def _too_long(self, key: bytes) -> Response:
         why = f"more than {self.most:,} bytes"
-        append_line(self.refusals, json.dumps({"key": base64.b64encode(key).decode(), "why": why}))
+        if key not in self.refused:
+            self.refused.add(key)
+            append_line(self.refusals, json.dumps({"key": base64.b64encode(key).decode(), "why": why}))
         return PlainTextResponse(why, 413)
 
 
