@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import nullcontext
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +20,8 @@ from fedkin.methods import make, registry
 from fedkin.reproduce import cells, page, subsets
 from fedkin.reproduce.cells import Cell, Table, printed, tables
 from fedkin.reproduce.running import Finished, estimate, path_of, reproduce
+from fedkin.result import Round
+from fedkin.simulate import Show
 
 ROOT = Path(__file__).parent.parent
 TINY = Cell(
@@ -90,33 +92,46 @@ def test_a_cell_runs_once_and_is_kept_as_a_small_file(tmp_path: Path) -> None:
         finished.measured("supervisor on own")
 
 
+def noting(seen: list[int], stop: int = 0) -> Show:
+    """Write down which rounds are played; end a run with an error in one."""
+
+    def watch(happened: Round, seconds: float) -> None:
+        seen.append(happened.round)
+        if stop:
+            stop_after(stop)(happened, seconds)
+
+    return lambda *_: nullcontext(watch)
+
+
 def test_an_interrupted_cell_goes_on_where_it_stopped(tmp_path: Path) -> None:
     whole = reproduce(TINY, 0, tmp_path / "a", tmp_path / "b")
     seen: list[int] = []
-
-    class Show:
-        def __init__(self, stop: int | None) -> None:
-            self.stop = stop
-
-        def __enter__(self) -> Any:
-            def watch(happened: Any, seconds: float) -> None:
-                seen.append(happened.round)
-                if self.stop:
-                    stop_after(self.stop)(happened, seconds)
-
-            return watch
-
-        def __exit__(self, *_: object) -> None: ...
-
     with pytest.raises(Stop):
-        reproduce(TINY, 0, tmp_path / "c", tmp_path / "d", show=lambda *_: Show(5))  # type: ignore[arg-type,return-value]
-    resumed = reproduce(TINY, 0, tmp_path / "c", tmp_path / "d", show=lambda *_: Show(None))  # type: ignore[arg-type,return-value]
+        reproduce(TINY, 0, tmp_path / "c", tmp_path / "d", show=noting(seen, 5))
+    resumed = reproduce(TINY, 0, tmp_path / "c", tmp_path / "d", show=noting(seen))
     assert seen == [1, 2, 3, 4, 5, 5, 6], "the newest checkpoint is that of round 4"
     assert resumed.values["scores"] == whole.values["scores"]
     assert resumed.values["curve"] == whole.values["curve"]
     other = replace(TINY, settings={**TINY.settings, "lr": 0.2})
     with pytest.raises(FedkinError, match="holds a run with other settings"):
         reproduce(other, 0, tmp_path / "e", tmp_path / "d")
+
+
+def test_cells_that_differ_in_fine_tuning_alone_share_their_rounds(tmp_path: Path) -> None:
+    first, second, third = (
+        replace(TINY, run=f"{steps}-{lr}", settings={**TINY.settings, "finetune_steps": steps, "lr": lr})
+        for steps, lr in ((2, 0.1), (3, 0.1), (3, 0.2))
+    )
+    seen: list[int] = []
+    reproduce(first, 0, tmp_path / "a", tmp_path / "work", show=noting(seen))
+    shared = reproduce(second, 0, tmp_path / "a", tmp_path / "work", show=noting(seen))
+    reproduce(third, 0, tmp_path / "a", tmp_path / "work", show=noting(seen))
+    assert seen == [1, 2, 3, 4, 5, 6, 5, 6, 1, 2, 3, 4, 5, 6]
+    alone = reproduce(second, 0, tmp_path / "b", tmp_path / "elsewhere")
+    differ = {"seconds", "seconds_per_sample"}
+    assert {k: v for k, v in shared.values.items() if k not in differ} == {
+        k: v for k, v in alone.values.items() if k not in differ
+    }
 
 
 def test_a_run_that_stands_in_two_tables_is_made_once(tmp_path: Path) -> None:

@@ -43,6 +43,8 @@ class Cell:
     """Why it cannot be run anywhere, or nothing."""
     study: str = ""
     """Not a run but a study of its own, by name."""
+    share: float = 0.8
+    """About which share of the data clients learn from: what its time is estimated by."""
 
     @property
     def percent(self) -> bool:
@@ -200,6 +202,7 @@ def _cell(table: str, row: str, column: str, layers: list[Mapping[str, Any]]) ->
         run=f"{slug(names[0] or row)}--{slug(names[1] or column)}",
         reason=said("missing", ""),
         study=study,
+        share=said("share", Cell.share),
     )
 
 

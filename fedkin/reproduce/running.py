@@ -6,6 +6,7 @@ import json
 import math
 import os
 import platform
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from fedkin.reproduce import subsets
 from fedkin.reproduce.cells import TIME, Cell
 from fedkin.result import Result
 from fedkin.runs.files import make_folder, write_whole
-from fedkin.runs.folder import RunFolder
+from fedkin.runs.folder import CONFIG, EVENTS, MODELS, RESULT, RunFolder
 from fedkin.scores import OWN, UNION
 from fedkin.setup import Setup
 from fedkin.simulate import Show, one_thread, simulate, watched
@@ -36,6 +37,10 @@ PASSES = 20
 """pFedSim's "20 iterations"."""
 LONG_ENOUGH = 0.2
 """Seconds to time gradient steps for, the fastest of which counts."""
+AFTERWARDS = {"finetune_steps", "finetune_lr", "finetune_batch"}
+"""Settings that come in after the last round: runs that differ in nothing else have the same rounds."""
+SOME = 100_000
+"""Samples of a dataset that has no fixed number of them."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +121,7 @@ def reproduce(
         if run_folder.config.matters != setup.config.matters:
             raise FedkinError(f"{folder} holds a run with other settings: remove it, or give another --work folder")
     else:
-        run_folder = RunFolder.create(folder, setup.config, api.describe(setup))
+        run_folder = _begin(folder, setup, work)
     label = f"{cell.row}, {cell.column}, seed {seed}"
     with watched(show, label, setup.config.rounds) as watch:
         result = simulate(setup, run_folder, watch)
@@ -132,6 +137,25 @@ def _twin(setup: Setup, results: Path) -> Mapping[str, Any] | None:
         if same_data and Config.of(values["config"]).matters == setup.config.matters:
             return values
     return None
+
+
+def _begin(path: Path, setup: Setup, work: Path) -> RunFolder:
+    """A new run; if it is for what comes after the rounds, and another has the same rounds, just before its last."""
+    part = path.with_name(f"{path.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    new = RunFolder.create(part, setup.config, api.describe(setup))
+    for finished in sorted(work.glob(f"*/*/{RESULT}")) if setup.config.finetune_steps else ():
+        if _training(RunFolder.open(finished.parent)) == _training(new):
+            leave = shutil.ignore_patterns(CONFIG, RESULT, MODELS, EVENTS, f"round-{setup.config.rounds:06d}.*")
+            shutil.copytree(finished.parent, part, ignore=leave, dirs_exist_ok=True)
+            break
+    part.rename(path)
+    return RunFolder.open(path)
+
+
+def _training(run: RunFolder) -> dict[str, Any]:
+    """All that the rounds of a run depend on, and nothing else."""
+    return run.about | {"config": {k: v for k, v in run.config.matters.items() if k not in AFTERWARDS}}
 
 
 def _keep(path: Path, values: dict[str, Any]) -> Finished:
@@ -182,14 +206,11 @@ def estimate(cell: Cell) -> float:
         return PASSES * 60_000 / 32 * step_seconds("lenet5-bn", (3, 32, 32), 10, 32) / default_workers()
     settings = cell.settings
     entry = catalogue.entry(settings["data"])
-    shape, classes = tuple(entry.shape), entry.classes or 10
     clients = settings["clients"] or 100
-    samples = (entry.samples or 20_000) * 0.6
-    joined = max(1.0, settings["join"] * clients)
-    batch = settings["batch"]
-    a_round = Config.of(settings).training.steps(math.ceil(samples / clients))
-    steps = settings["rounds"] * joined * a_round * max(1.0, cost(cell.method).steps)
-    return float(steps * step_seconds(settings["model"], shape, classes, batch) / default_workers())
+    a_round = Config.of(settings).training.steps(round(cell.share * (entry.samples or SOME) / clients))
+    steps = settings["rounds"] * max(1.0, settings["join"] * clients) * a_round * max(1.0, cost(cell.method).steps)
+    a_step = step_seconds(settings["model"], tuple(entry.shape), entry.classes or 10, settings["batch"])
+    return float(steps * a_step / default_workers())
 
 
 @cache
@@ -200,9 +221,11 @@ def step_seconds(model: str, shape: tuple[int, ...], classes: int, batch: int) -
         network = models.build(model, shape, classes)
         x, y = torch.rand(batch, *shape), torch.zeros(batch, dtype=torch.int64)
         x = x.to(memory_format=models.best_format(network, shape))
+        step = torch.optim.SGD(network.parameters(), lr=0.01).step
         times: list[float] = []
         while len(times) < 3 or sum(times) < LONG_ENOUGH:
             begin = time.perf_counter()
             cross_entropy(network(x), y).backward()
+            step()
             times.append(time.perf_counter() - begin)
         return min(times)
