@@ -203,22 +203,22 @@ def summarised(cell: Cell, result: Result, folder: RunFolder) -> dict[str, Any]:
 def estimate(cell: Cell) -> float:
     """Seconds that a cell would take on this machine: its gradient steps, timed, on all cores."""
     if cell.study:
-        return PASSES * 60_000 / 32 * step_seconds("lenet5-bn", (3, 32, 32), 10, 32) / default_workers()
+        return PASSES * 60_000 / 32 * step_seconds("lenet5-bn", (3, 32, 32), 32) / default_workers()
     settings = cell.settings
     entry = catalogue.entry(settings["data"])
     clients = settings["clients"] or 100
     a_round = Config.of(settings).training.steps(round(cell.share * (entry.samples or SOME) / clients))
     steps = settings["rounds"] * max(1.0, settings["join"] * clients) * a_round * max(1.0, cost(cell.method).steps)
-    a_step = step_seconds(settings["model"], tuple(entry.shape), entry.classes or 10, settings["batch"])
+    a_step = step_seconds(settings["model"], tuple(entry.shape), settings["batch"])
     return float(steps * a_step / default_workers())
 
 
 @cache
-def step_seconds(model: str, shape: tuple[int, ...], classes: int, batch: int) -> float:
-    """Seconds of one gradient step on one core."""
+def step_seconds(model: str, shape: tuple[int, ...], batch: int) -> float:
+    """Seconds of one gradient step on one core, which hardly depend on how many classes there are."""
     keep_freed_memory()
     with one_thread():
-        network = models.build(model, shape, classes)
+        network = models.build(model, shape, 10)
         x, y = torch.rand(batch, *shape), torch.zeros(batch, dtype=torch.int64)
         x = x.to(memory_format=models.best_format(network, shape))
         step = torch.optim.SGD(network.parameters(), lr=0.01).step
