@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from fedkin import methods, models, presets, randomness
+from fedkin.augment import check_images
 from fedkin.config import SHARED, WHERE, Config
 from fedkin.data.federation import Federation, is_folder
 from fedkin.engine import shared_workers
@@ -155,6 +156,7 @@ def prepare(
         federation = federation.publishing(config.public, config.seed)
     if config.pixels != "standardised":
         federation = federation.with_pixels(config.pixels)
+    check_images(config.augment, federation.shape)
     module, network = _module(config, federation, model)
     if config.model is None:
         config = config.model_copy(update={"model": network})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedkin import models, randomness
+from fedkin.augment import varied
 from fedkin.config import Training
 from fedkin.errors import FedkinError
 from fedkin.layout import Block, Bound, Layout
@@ -40,9 +42,10 @@ class Samples:
     memory: torch.memory_format = torch.contiguous_format
     """How a batch lies in memory."""
 
-    def inputs(self, rows: Tensor) -> Tensor:
-        """Samples `rows` [...] as normalised inputs [..., *shape]."""
-        x = self.x[rows].to(self.scale.dtype).mul_(self.scale).add_(self.shift)
+    def inputs(self, rows: Tensor, change: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """Samples `rows` [...] as normalised inputs [..., *shape], perhaps changed before."""
+        x = self.x[rows] if change is None else change(self.x[rows])
+        x = x.to(self.scale.dtype).mul_(self.scale).add_(self.shift)
         return x.to(memory_format=self.memory) if rows.ndim == 1 else x
 
     def test_batches(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -160,9 +163,13 @@ class Client:
             yield batches[at % length]
 
     def batches(self, epochs: int | None = None, purpose: str = "batches") -> Iterator[tuple[Tensor, Tensor]]:
-        """Training inputs [B, ...] and labels [B], batch by batch."""
+        """Training inputs [B, ...] and labels [B], batch by batch; images varied, if the run has it so."""
+        change = None
+        if self.training.augment != "none":
+            draws = self.generator(f"{self.exchange}/{purpose}/augment")
+            change = partial(varied, augment=self.training.augment, draws=draws)
         for rows in self.rows(epochs, purpose):
-            yield self.samples.inputs(rows), self.samples.y[rows]
+            yield self.samples.inputs(rows, change), self.samples.y[rows]
 
     def gradient(
         self,

@@ -40,6 +40,7 @@ class Training:
     statistics: str = "shared"
     order: str = "shuffled"
     last_batch: str = "kept"
+    augment: str = "none"
 
     def used(self, n: int) -> int:
         """How many of a client's n samples a local epoch goes through."""
@@ -100,6 +101,9 @@ class Config(BaseModel):
     last_batch: Literal["kept", "dropped"] = "kept"
     """The last batch of a local epoch where it is shorter than the others: kept or, unless it is the only one,
     dropped."""
+    augment: Literal["none", "flip", "crop-flip"] = "none"
+    """Images to learn from are shown as they are, mirrored at random (flip), or that and moved at random by up to an
+    eighth of their size (crop-flip)."""
     lr: Positive = 0.01
     """Learning rate of local SGD."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0

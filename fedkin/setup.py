@@ -59,11 +59,12 @@ class Setup:
     @property
     def vectorized(self) -> bool:
         """Whether the clients of a round train as a cohort."""
-        able = bool(self.method.vectorizes) and can_vectorize(self.module)
+        plain = self.config.augment == "none"
+        able = bool(self.method.vectorizes) and can_vectorize(self.module) and plain
         if self.config.vectorize == "on" and not able:
             raise FedkinError(
                 f"vectorize=on: {self.method.name} on this model cannot train all clients at once "
-                "(the method must allow it, and the model have no batch norm and no dropout)"
+                "(the method must allow it, the model have no batch norm and no dropout, and augment be none)"
             )
         fast = self.many and (is_dense(self.module) or self.device.startswith("cuda"))
         return able and (self.config.vectorize == "on" or (self.config.vectorize == "auto" and fast))

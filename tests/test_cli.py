@@ -60,6 +60,7 @@ def test_run_takes_every_setting_as_an_option(tmp_path: Path) -> None:
         "batch": 16,
         "order": "fixed",
         "last_batch": "dropped",
+        "augment": "flip",
         "lr": 0.05,
         "momentum": 0.5,
         "weight_decay": 0.001,

@@ -26,6 +26,7 @@ PANELS = {
             "batch",
             "order",
             "last_batch",
+            "augment",
             "lr",
             "momentum",
             "weight_decay",
