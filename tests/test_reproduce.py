@@ -97,8 +97,7 @@ def noting(seen: list[int], stop: int = 0) -> Show:
 
     def watch(happened: Round, seconds: float) -> None:
         seen.append(happened.round)
-        if stop:
-            stop_after(stop)(happened, seconds)
+        stop_after(stop)(happened, seconds)
 
     return lambda *_: nullcontext(watch)
 
@@ -115,6 +114,14 @@ def test_an_interrupted_cell_goes_on_where_it_stopped(tmp_path: Path) -> None:
     other = replace(TINY, settings={**TINY.settings, "lr": 0.2})
     with pytest.raises(FedkinError, match="holds a run with other settings"):
         reproduce(other, 0, tmp_path / "e", tmp_path / "d")
+
+
+def test_a_folder_that_holds_something_else_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    other = tmp_path / "work" / TINY.table / path_of(TINY, 0, tmp_path).stem
+    other.mkdir(parents=True)
+    (other / "notes.txt").write_text("mine")
+    with pytest.raises(FedkinError, match="is not empty"):
+        reproduce(TINY, 0, tmp_path / "results", tmp_path / "work")
 
 
 def test_cells_that_differ_in_fine_tuning_alone_share_their_rounds(tmp_path: Path) -> None:

@@ -27,8 +27,9 @@ from fedkin.errors import FedkinError
 from fedkin.reproduce import subsets
 from fedkin.reproduce.cells import TIME, Cell
 from fedkin.result import Result
+from fedkin.runs.checkpoint import stem
 from fedkin.runs.files import make_folder, write_whole
-from fedkin.runs.folder import CONFIG, EVENTS, MODELS, RESULT, RunFolder
+from fedkin.runs.folder import CONFIG, EVENTS, MODELS, RESULT, RunFolder, refuse_full
 from fedkin.scores import OWN, UNION
 from fedkin.setup import Setup
 from fedkin.simulate import Show, one_thread, simulate, watched
@@ -141,12 +142,13 @@ def _twin(setup: Setup, results: Path) -> Mapping[str, Any] | None:
 
 def _begin(path: Path, setup: Setup, work: Path) -> RunFolder:
     """A new run; if it is for what comes after the rounds, and another has the same rounds, just before its last."""
+    refuse_full(path)
     part = path.with_name(f"{path.name}.part")
     shutil.rmtree(part, ignore_errors=True)
-    new = RunFolder.create(part, setup.config, api.describe(setup))
+    wanted = _training(RunFolder.create(part, setup.config, api.describe(setup)))
     for finished in sorted(work.glob(f"*/*/{RESULT}")) if setup.config.finetune_steps else ():
-        if _training(RunFolder.open(finished.parent)) == _training(new):
-            leave = shutil.ignore_patterns(CONFIG, RESULT, MODELS, EVENTS, f"round-{setup.config.rounds:06d}.*")
+        if _training(RunFolder.open(finished.parent)) == wanted:
+            leave = shutil.ignore_patterns(CONFIG, RESULT, MODELS, EVENTS, f"{stem(setup.config.rounds)}.*")
             shutil.copytree(finished.parent, part, ignore=leave, dirs_exist_ok=True)
             break
     part.rename(path)

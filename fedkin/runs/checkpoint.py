@@ -37,6 +37,11 @@ class Checkpoint:
     """Who is at work."""
 
 
+def stem(round: int) -> str:
+    """The name, without its ending, of both files of a round's checkpoint."""
+    return f"round-{round:06d}"
+
+
 def save(folder: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint and remove those before the last `KEEP`."""
     make_folder(folder)
@@ -51,7 +56,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
         for name, value in values.items():
             (tensors if isinstance(value, Tensor) else others)[f"{group}/{name}"] = value
     content = safetensors.numpy.save({k: v.contiguous().numpy() for k, v in tensors.items()})
-    path = folder / f"round-{checkpoint.round:06d}.safetensors"
+    path = folder / f"{stem(checkpoint.round)}.safetensors"
     write_whole(path, content)
     about = {
         "round": checkpoint.round,
