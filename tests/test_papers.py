@@ -391,9 +391,20 @@ def test_each_client_may_have_its_own_kind_of_supervisor(pictures: Federation) -
     assert len(result.models) == 4
 
 
-def test_an_exported_model_takes_its_supervisor_along(tmp_path: Path, pictures: Federation) -> None:
+@pytest.mark.parametrize("model", ["lenet5", "lenet5-bn"])
+def test_the_usual_supervisor_has_batch_norm_where_the_model_has(pictures: Federation, model: str) -> None:
+    settings = {"model": model, "dtype": "float32", "join": 1.0, "epochs": 1}
+    usual, named = (
+        run("fedsimsup", pictures, **settings),
+        run("fedsimsup", pictures, supervisor=f"{model}-sixth", **settings),
+    )
+    assert usual.history == named.history
+
+
+@pytest.mark.parametrize("model", ["lenet5", "lenet5-bn"])
+def test_an_exported_model_takes_its_supervisor_along(tmp_path: Path, pictures: Federation, model: str) -> None:
     """What the client was judged by is what it keeps."""
-    result = run("fedsimsup", pictures, model="lenet5", dtype="float32", join=1.0, epochs=1, out=tmp_path / "run")
+    result = run("fedsimsup", pictures, model=model, dtype="float32", join=1.0, epochs=1, out=tmp_path / "run")
     for i, (_, _, test) in enumerate(pictures.owned):
         personal = Personal.from_run(RunFolder.open(tmp_path / "run"), i)
         personal.save(tmp_path / f"{i}.safetensors")

@@ -84,7 +84,8 @@ RULES = (
     Rule("dirichlet", pfedsim.pfedsim, 0.5, "all", f"{PFEDSIM}, its own split", "pfedsim"),
     Rule("dirichlet", dirichlet.balanced, 0.2, "all", FEDSIMSUP, "balanced"),
     Rule("dirichlet", dirichlet.by_client, 0.2, "all", f"{FEDSIMSUP}, equation 12", "client"),
-    Rule("shards", shards.shards, 0.2, "all", f"McMahan et al. (2017), {FEDSIMSUP}"),
+    Rule("shards", shards.shards, 0.2, "all", FEDSIMSUP, "classes"),
+    Rule("shards", shards.by_lot, 0.2, "all", "McMahan et al. (2017)", "by-lot"),
     Rule("one-class", one_class.one_class, None, "all", "FedALP (3.1)"),
     Rule("natural", natural.natural, 0.2, "all", "pFedSim (B.3), FedSimSup (FEMNIST)"),
 )

@@ -91,7 +91,8 @@ class FedSimSup(Method):
         """This client's supervisor: its network and its numbers."""
         chosen = self.supervisor.split(",")
         name = chosen[client.id % len(chosen)].strip()
-        name = models.supervisor_for(client.shape) if name == "auto" else name
+        if name == "auto":
+            name = models.supervisor_for(client.shape, norm=bool(client.layout.norm_statistics.ranges))
         s = client.private.get("supervisor")
         return name, client.drawn(name) if s is None else s
 

@@ -12,7 +12,14 @@ from fedkin.errors import FedkinError, unknown
 from fedkin.models.cnn import alexnet, cnn1d, small_cnn, three_conv
 from fedkin.models.dense import mlp, mlp_sixth, mnist_nn
 from fedkin.models.layers import Shape
-from fedkin.models.lenet import lenet5, lenet5_bn, lenet5_short, lenet5_short_sixth, lenet5_sixth, spfl_cnn
+from fedkin.models.lenet import (
+    lenet5,
+    lenet5_bn,
+    lenet5_bn_sixth,
+    lenet5_short,
+    lenet5_sixth,
+    spfl_cnn,
+)
 from fedkin.models.mobilenet import mobilenetv2
 from fedkin.models.transformer import small_transformer
 
@@ -61,7 +68,7 @@ _CARDS = (
     ModelCard("lenet5", _SUP, "LeNet-5 with ReLU and max pools", "image", 16, lenet5),
     ModelCard("lenet5-short", _SUP, "LeNet-5 with two linear layers in place of three", "image", 16, lenet5_short),
     ModelCard("lenet5-sixth", _SUP, "a sixth of LeNet-5, the usual supervisor", "image", 16, lenet5_sixth),
-    ModelCard("lenet5-short-sixth", _SUP, "a sixth of lenet5-short, its supervisor", "image", 16, lenet5_short_sixth),
+    ModelCard("lenet5-bn-sixth", _SUP, "the same with batch norm, for models with it", "image", 16, lenet5_bn_sixth),
     ModelCard("small-cnn", _SUP, "3 convolutions 3x3, the smallest supervisor", "image", 4, small_cnn),
     ModelCard("small-transformer", _SUP, "4x4 patches, the largest supervisor", "image", 8, small_transformer),
     ModelCard("mlp", "fedkin", "2 hidden layers of 64", "any", 1, mlp),
@@ -92,6 +99,8 @@ def default_for(shape: Shape) -> str:
     return "mlp"
 
 
-def supervisor_for(shape: Shape) -> str:
-    """The name of a network of about a sixth of the default one, FedSimSup's usual supervisor."""
-    return "lenet5-sixth" if len(shape) == 3 and min(shape[1:]) >= describe("lenet5-sixth").smallest else "mlp-sixth"
+def supervisor_for(shape: Shape, *, norm: bool = False) -> str:
+    """The name of a network of about a sixth of the default one, with batch `norm` or not: the usual supervisor."""
+    if len(shape) == 3 and min(shape[1:]) >= describe("lenet5-sixth").smallest:
+        return "lenet5-bn-sixth" if norm else "lenet5-sixth"
+    return "mlp-sixth"

@@ -36,6 +36,7 @@ RULES = [
     "dirichlet:0.5,form=client",
     "dirichlet:0.001,form=client",
     "shards:2",
+    "shards:2,form=by-lot",
     "one-class",
     "natural",
     "natural,min=5",
@@ -160,7 +161,8 @@ def test_defaults_follow_the_papers() -> None:
         ("dirichlet", "pfedsim"): (0.5, "all"),
         ("dirichlet", "balanced"): (0.2, "all"),
         ("dirichlet", "client"): (0.2, "all"),
-        ("shards", ""): (0.2, "all"),
+        ("shards", "classes"): (0.2, "all"),
+        ("shards", "by-lot"): (0.2, "all"),
         ("one-class", ""): (None, "all"),
         ("natural", ""): (0.2, "all"),
     }
@@ -420,9 +422,23 @@ def test_every_client_has_exactly_c_classes(clients: int, c: int) -> None:
 
 
 def test_equal_classes_give_equal_clients() -> None:
-    """McMahan et al.: 100 clients with two shards of 300 samples each."""
     table = class_table(CIFAR10.y, split(CIFAR10, "shards:2", 100, 0))
     assert set(np.unique(table)) == {0, 300}
+
+
+def test_shards_by_lot_may_be_of_the_same_class() -> None:
+    """McMahan et al.: 100 clients with two shards of 300 samples each; about every tenth client has one class."""
+    table = class_table(CIFAR10.y, split(CIFAR10, "shards:2,form=by-lot", 100, 0))
+    assert set(np.unique(table)) == {0, 300, 600}
+    assert (table.sum(axis=1) == 600).all()
+    assert 3 <= (table == 600).sum() <= 20
+
+
+def test_shards_by_lot_are_as_equal_as_can_be() -> None:
+    """Where classes cannot be cut evenly, a shard has the end of one and the start of the next."""
+    table = class_table(data_y := dataset([50, 23, 30]).y, split(dataset([50, 23, 30]), "shards:3,form=by-lot", 5, 0))
+    assert table.sum() == len(data_y)
+    assert set(table.sum(axis=1)) <= {20, 21}
 
 
 def test_a_larger_class_is_cut_more_often() -> None:
@@ -568,6 +584,7 @@ def test_owned_data_keep_all_samples() -> None:
         ("shards:0", 5, "from 1 to 5"),
         ("shards:2", 2, "use shards:3 or 3 clients"),
         ("shards:5", 100, "at most 48 clients work"),
+        ("shards:0,form=by-lot", 5, "at least 1, not 0"),
         ("one-class", 7, "use 5 or 10 clients, not 7"),
         ("one-class", 2, "use 5 or 10 clients, not 2"),
         ("one-class,train=30,test=1", 10, "at most 5 clients work"),

@@ -7,7 +7,7 @@ from math import ceil
 import numpy as np
 
 from fedkin.data.dataset import Indices
-from fedkin.data.partitions.task import Assignment, Flags, Task, deal, need, next_buckets
+from fedkin.data.partitions.task import Assignment, Flags, Task, deal, need, next_buckets, shuffled_by
 
 
 def shards(task: Task, rng: np.random.Generator, c: int) -> Assignment:
@@ -35,6 +35,20 @@ def shards(task: Task, rng: np.random.Generator, c: int) -> Assignment:
     cuts = shards_per_class(task.sizes, np.minimum(most, task.clients), task.clients * c)
     takes = different_classes(cuts, task.clients, rng)
     return Assignment(deal(next_buckets(takes, task.sizes, cuts), task.y, rng))
+
+
+def by_lot(task: Task, rng: np.random.Generator, c: int) -> Assignment:
+    """Samples sorted by class are cut into equal shards, and each client takes c of them by lot.
+
+    Two of a client's lots may be of the same class, and a lot may have the end of one class and the start of the next.
+    """
+    total = task.clients * c
+    need(c >= 1, f"shards:c needs a c of at least 1, not {c}")
+    need(total <= len(task.y), f"{task.data} has {len(task.y)} samples, too few for {total} shards")
+    owner = rng.permutation(np.repeat(np.arange(task.clients), c))
+    client = np.empty_like(task.y)
+    client[shuffled_by(task.y, rng)] = owner[np.arange(len(task.y)) * total // len(task.y)]
+    return Assignment(client)
 
 
 def shards_per_class(sizes: Indices, most: Indices, total: int) -> Indices:
