@@ -20,14 +20,13 @@ import fedkin
 from fedkin import methods
 
 pytest.importorskip("flwr", reason="real federations need the extra flower")
-import certifi
 from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
 from starlette.testclient import TestClient
 
 from fedkin.deploy.at_client import MODEL, Home, answer
 from fedkin.deploy.at_server import serve
-from fedkin.deploy.folder import make, public_keys
+from fedkin.deploy.folder import certify, make, public_keys
 from fedkin.deploy.gate import Gate
 from fedkin.deploy.letter import pack, unpack
 from fedkin.deploy.post import Came
@@ -341,8 +340,9 @@ def test_a_method_of_the_users_own_travels_with_the_federation(digits: Path, tmp
 
 def test_an_answer_that_is_too_long_is_told_once_however_many_parts_it_comes_in(tmp_path: Path) -> None:
     """What is told once more would be held against the client's next answer."""
-    refusals = tmp_path / "refusals"
-    gate = Gate("https://127.0.0.1:1", Path(certifi.where()), [b"key"], 100, refusals)
+    refusals, authority = tmp_path / "refusals", tmp_path / "ca.crt"
+    authority.write_bytes(certify(tmp_path, ["127.0.0.1"]))
+    gate = Gate("https://127.0.0.1:1", authority, [b"key"], 100, refusals)
     known = {FLEET_HTTP_PUBLIC_KEY_HEADER: base64.b64encode(b"key").decode()}
     with TestClient(gate.app(), headers=known) as node:
         for answer in (1, 2):
