@@ -90,7 +90,10 @@ class Simulation:
         self.local_models = LocalModels(setup, self.fed.initial)
 
     def round(self) -> tuple[Round, dict[str, float]]:
-        """Play the next round; what happened, and the seconds for it."""
+        """Play the next round; what happened, and the seconds for it.
+
+        Wall time of training and evaluation, and `local`: the mean over participants of processor time per sample.
+        """
         begin = time.perf_counter()
         config, method, state = self.setup.config, self.setup.method, self.state
         state.round += 1
@@ -115,6 +118,7 @@ class Simulation:
         due = state.round % config.evaluate_every == 0 or state.round == config.rounds
         scores = self._judge() if due else []
         losses = [d.loss for d in tally.done if d.steps]
+        local = math.fsum(d.seconds / self.train_sizes[d.client] for d in tally.done) / max(1, len(acting))
         happened = Round(
             round=state.round,
             participants=list(acting),
@@ -126,7 +130,7 @@ class Simulation:
             time=self.clock.now if self.clock.tells else None,
             tasks=tally.tasks,
         )
-        return happened, {"train": aggregated - begin, "evaluate": time.perf_counter() - aggregated}
+        return happened, {"train": aggregated - begin, "evaluate": time.perf_counter() - aggregated, "local": local}
 
     def _judge(self) -> list[Score]:
         """The headline first."""
@@ -359,7 +363,7 @@ def play(
         while simulation.state.round < last:
             happened, timing = simulation.round()
             history.append(happened)
-            seconds += sum(timing.values())
+            seconds += timing["train"] + timing["evaluate"]
             if folder:
                 folder.add(happened, timing)
                 if happened.round % config.checkpoint_every == 0 or happened.round == last:

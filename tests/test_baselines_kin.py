@@ -326,7 +326,17 @@ def test_fedproto_means_by_hand() -> None:
     close(state["known"], double([1, 1, 1]))
 
 
-def proto_rounds(reference: Reference, rounds: int, strength: float) -> tuple[dict[int, nn.Module], dict[int, Tensor]]:
+def test_fedproto_pulls_by_hand() -> None:
+    """Class 0 is 5 away, its samples by squares 9 + 16 + 9 + 16; class 1 has no prototype, class 2 no sample."""
+    message = {"prototypes": double([[0, 0], [0, 0], [8, 8]]), "known": double([1, 0, 1])}
+    z, y = double([[3, 4], [3, 4], [9, 9]]), torch.tensor([0, 0, 1])
+    close(FedProto().apart(z, y, message), double(5))
+    close(FedProto(pull="samples").apart(z, y, message), double(50 / 6))
+
+
+def proto_rounds(
+    reference: Reference, rounds: int, strength: float, pull: str = "means"
+) -> tuple[dict[int, nn.Module], dict[int, Tensor]]:
     """Models and prototypes, sample by sample and class by class."""
     settings = reference.settings
     models = {i: reference.initial() for i in range(4)}
@@ -342,8 +352,11 @@ def proto_rounds(reference: Reference, rounds: int, strength: float) -> tuple[di
                     z = model[:-1](reference.x[batch])  # type: ignore[index]
                     total = cross_entropy(model[-1](z), reference.y[batch])  # type: ignore[index]
                     for c in set(reference.y[batch].tolist()) & set(shared):
-                        mine = z[reference.y[batch] == c].mean(0)
-                        total = total + strength * (mine - shared[c]).square().sum().sqrt()
+                        mine = z[reference.y[batch] == c]
+                        if pull == "means":
+                            total = total + strength * (mine.mean(0) - shared[c]).square().sum().sqrt()
+                        else:
+                            total = total + strength * (mine - shared[c]).square().sum() / z.numel()
                     optimizer.zero_grad()
                     total.backward()
                     optimizer.step()
@@ -375,6 +388,21 @@ def test_rounds_of_fedproto(blobs: Federation, join: float) -> None:
         differ += models[i](reference.x[test]).argmax(1).tolist() != said
     # Where classes were learnt apart the classifier says something else, so this test can tell.
     assert differ or join == 0.75
+
+
+def test_rounds_of_fedproto_as_public_code_has_it(blobs: Federation) -> None:
+    """Samples are drawn to prototypes, and the classifier labels; fine-tuned, it does so too."""
+    settings = SETTINGS | {"join": 0.25, "rounds": 3}
+    public = {"pull": "samples", "label": "classifier"}
+    ours = run("fedproto", blobs, **settings, strength=0.7, **public, finetune_steps=1, finetune_lr=1e-12)
+    reference = Reference(blobs, settings)
+    models, _ = proto_rounds(reference, 3, 0.7, "samples")
+    for i, (_, _, test) in enumerate(blobs.owned):
+        close(ours.models[i], vector(models[i]))
+        said = models[i](reference.x[test]).argmax(1)
+        assert ours.score.correct[i] == int((said == reference.y[test]).sum())
+    assert ours.finetuned is not None
+    assert ours.finetuned.correct == ours.score.correct  # A step that moves nothing changes nothing.
 
 
 def test_fedproto_never_predicts_a_class_without_a_prototype(

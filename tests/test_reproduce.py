@@ -203,6 +203,21 @@ def test_the_page_has_paper_ours_difference_and_order(tmp_path: Path, monkeypatc
     assert f"| [tiny](#tiny), {TINY.column} | 2 | {near} | 0 of 1 | FedAvg |" in text
 
 
+def test_times_are_compared_by_their_ratio_to_the_first_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timed = replace(TINY, measure="time per sample", mean=8.0, std=None)
+    slower = replace(timed, row="Slower", run="slower", mean=12.0)
+    for cell, seconds in ((timed, 2e-4), (slower, 5e-4)):
+        path = path_of(cell, 0, tmp_path)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps({"scores": [], "seconds_per_sample": seconds}))
+    table = Table("tiny", "A table of times", 1, None, (), (), (timed, slower))
+    monkeypatch.setattr(page, "tables", lambda: {"tiny": table})
+    text = page.markdown(tmp_path)
+    assert "| | paper | ours | paper, × FedAvg | ours, × FedAvg |" in text
+    assert "| Slower | 12.00 | 5.00 | 1.50 | 2.50 |" in text
+    assert "points or more apart" not in text, "seconds are no points"
+
+
 def test_a_figure_of_a_paper_is_drawn_the_same_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finished = reproduce(TINY, 0, tmp_path / "results", tmp_path / "work")
     table = Table("tiny", "A figure", 1, None, (), (), (TINY,), curves=True)

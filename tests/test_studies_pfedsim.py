@@ -178,7 +178,7 @@ def test_time_is_that_of_each_participant_by_its_samples_without_the_first_round
     federation = fitted(Federation.of(Config.of({"data": "digits", "clients": 4})), "lenet5-bn")
     ledger = Ledger(study.setups(federation)["FedAvg"])
     ticks = count()
-    monkeypatch.setattr("fedkin.studies.overhead.time.process_time", lambda: next(ticks))
+    monkeypatch.setattr("fedkin.engine.worker.time.process_time", lambda: next(ticks))
     ledger.round()
     assert ledger.per_sample == []
     happened = ledger.round()

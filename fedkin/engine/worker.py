@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -75,6 +76,8 @@ class Done:
     loss: float
     """Mean training loss over its gradient steps; NaN if it took none."""
     steps: int
+    seconds: float = 0.0
+    """Processor time of its work, where that is known."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +149,7 @@ class Worker:
             return self._cohort(jobs)
         done = []
         for job in jobs:
+            begin = time.process_time()
             client = self.client(job)
             with randomness.seeded_globally(self.site.seed, f"{job.exchange}/layers", job.round, job.client):
                 message = self._message(job)
@@ -153,10 +157,12 @@ class Worker:
             if self.keeps_statistics:
                 self._keep_statistics(client, message, reply)
             loss = float(client.loss_sum) / client.steps if client.steps else float("nan")
-            done.append(Done(job.client, _out(reply), _out(client.private), loss, client.steps))
+            reply, private, seconds = _out(reply), _out(client.private), time.process_time() - begin
+            done.append(Done(job.client, reply, private, loss, client.steps, seconds))
         return done
 
     def _cohort(self, jobs: Sequence[Job]) -> list[Done]:
+        begin = time.process_time()
         cohort = Cohort([self.client(job) for job in jobs])
         messages = [self._here(job.message) for job in jobs]
         stacked = {
@@ -164,8 +170,9 @@ class Worker:
             for name, value in messages[0].items()
         }
         reply = self.site.method.local(cohort, stacked)
+        each = (time.process_time() - begin) / len(jobs)
         return [
-            Done(client.id, {name: _row(v, k) for name, v in reply.items()}, _out(client.private), loss, steps)
+            Done(client.id, {name: _row(v, k) for name, v in reply.items()}, _out(client.private), loss, steps, each)
             for k, (client, loss, steps) in enumerate(
                 zip(cohort.clients, cohort.mean_losses, cohort.step_counts, strict=True)
             )

@@ -13,12 +13,15 @@ predicted, and puts no term into the loss. Models stay on their clients; what is
 mode and how many samples stand behind each. The classifier is trained with the rest, for its gradients. A client's
 model as it is kept has the prototypes in place of its classifier where that is a linear layer with a bias: f C^j -
 |C^j|^2 / 2 is largest where the distance is least. The paper takes lambda = 1, or 0.1 for CIFAR-10.
+
+Public code often draws every sample's features to its class's prototype, by the mean square over samples and features
+(`pull=samples`, which pulls far less), and labels by the classifier after all (`label=classifier`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -42,6 +45,10 @@ class FedProto(Method):
     judged: ClassVar[Judged] = Judged(moment="after local training")
 
     strength: Nonnegative = 1.0
+    pull: Literal["means", "samples"] = "means"
+    """What is drawn to the prototypes: the means of a batch's classes, or all of its samples."""
+    label: Literal["prototype", "classifier"] = "prototype"
+    """What says which class a sample has: the nearest prototype, or the client's own classifier."""
 
     def start(self, fed: Overview) -> State:
         """No prototypes yet, and no model: clients have their own."""
@@ -68,12 +75,19 @@ class FedProto(Method):
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
             z, scores = client.bound.features(x)
-            means, counts = class_means(z.flatten(1), y, client.classes)
-            apart = torch.linalg.vector_norm(means - message["prototypes"], dim=1)
-            drawn: Tensor = (apart * (counts > 0) * message["known"]).sum()
-            return cross_entropy(scores, y) + self.strength * drawn
+            return cross_entropy(scores, y) + self.strength * self.apart(z.flatten(1), y, message)
 
         return loss
+
+    def apart(self, z: Tensor, y: Tensor, message: Message) -> Tensor:
+        """How far features [B, F] of labels [B] are from the prototypes, []."""
+        prototypes: Tensor = message["prototypes"]
+        known: Tensor = message["known"]
+        if self.pull == "samples":
+            return ((z - prototypes[y]).square() * known[y, None]).mean()
+        means, counts = class_means(z, y, len(prototypes))
+        distances: Tensor = torch.linalg.vector_norm(means - prototypes, dim=1)
+        return (distances * (counts > 0) * known).sum()
 
     @torch.no_grad()
     def prototypes(self, client: Client, w: Tensor) -> Tensor:
@@ -93,10 +107,10 @@ class FedProto(Method):
         state["known"] = (here | (state["known"] > 0) if "known" in state else here).to(new.dtype)
 
     def personalise(self, client: Client, message: Message) -> Tensor:
-        """The client's model, with the prototypes as its classifier where that is linear."""
+        """The client's model, with the prototypes as its classifier where they label and it is linear."""
         w, name, columns = self.own(client), client.layout.classifier_name, client.layout.columns
         weight, bias = (f"{name}.{kind}".removeprefix(".") for kind in ("weight", "bias"))
-        if "prototypes" not in message or bias not in columns:
+        if not self.labels(message) or bias not in columns:
             return w
         prototypes, known = message["prototypes"], message["known"]
         if columns[weight][1] != prototypes.shape:
@@ -106,19 +120,23 @@ class FedProto(Method):
         return client.layout.block([bias]).put(w, offset)
 
     def predictor(self, client: Client, message: Message) -> Predictor:
-        """By the nearest prototype."""
-        return self.nearest(client, self.own(client), message)
+        """By the nearest prototype, or the classifier."""
+        return self.by_label(client, self.own(client), message)
 
     def finetune(self, client: Client, message: Message, steps: int, lr: float) -> Predictor:
-        """By the nearest prototype after some more steps on the same loss."""
+        """The same after some more steps on the same loss."""
         objective = self.objective(client, message)
         tuned = client.sgd(self.own(client), epochs=1, most=steps, lr=lr, objective=objective)
-        return self.nearest(client, tuned, message)
+        return self.by_label(client, tuned, message)
 
-    def nearest(self, client: Client, w: Tensor, message: Message) -> Predictor:
-        """-||f(x) - C^j||^2 / 2 as class scores [B, C]; the classifier's before there are prototypes."""
+    def labels(self, message: Message) -> bool:
+        """Whether it is the prototypes that label; before there are any the classifier does."""
+        return self.label == "prototype" and "prototypes" in message
+
+    def by_label(self, client: Client, w: Tensor, message: Message) -> Predictor:
+        """Class scores [B, C]: -||f(x) - C^j||^2 / 2, or the classifier's."""
         model = client.model(w)
-        if "prototypes" not in message:
+        if not self.labels(message):
             return model
 
         def scores(x: Tensor) -> Tensor:

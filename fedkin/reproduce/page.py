@@ -13,7 +13,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from fedkin.report import figures
-from fedkin.reproduce.cells import Cell, Table, choices, slug, tables
+from fedkin.reproduce.cells import TIME, Cell, Table, choices, slug, tables
 from fedkin.reproduce.running import Finished, kept
 from fedkin.runs.files import make_folder, write_whole
 
@@ -205,11 +205,7 @@ def _section(table: Table, cells: list[Compared]) -> list[str]:
     if _panels(table, cells):
         lines += [f"![The paper's numbers with their deviations, and ours](images/{table.name}.svg)", ""]
     for group, own in _groups(table, cells).items():
-        lines += [f"**{group}**", "", "| | paper | ours | difference |", "|---|---|---|---|"]
-        for c in own:
-            paper = "–" if c.cell.mean is None else shown(c.cell.mean)
-            paper += f" ± {c.cell.std:.2f}" if c.cell.std is not None else ""
-            lines.append(f"| {table.compared(c.cell)} | {paper} | {c.text} | {_signed(c.difference)} |")
+        lines += [f"**{group}**", "", *(_times if own[0].cell.measure == TIME else _numbers)(table, own)]
         verdict = _verdict(table, own)
         lines += ["", *([verdict, ""] if verdict else [])]
         if table.curves:
@@ -221,6 +217,34 @@ def _section(table: Table, cells: list[Compared]) -> list[str]:
     return lines[:-1]
 
 
+def _numbers(table: Table, own: list[Compared]) -> list[str]:
+    return [
+        "| | paper | ours | difference |",
+        "|---|---|---|---|",
+        *(f"| {table.compared(c.cell)} | {_paper(c.cell)} | {c.text} | {_signed(c.difference)} |" for c in own),
+    ]
+
+
+def _times(table: Table, own: list[Compared]) -> list[str]:
+    """Times of two machines have no difference worth a look, but their ratios to the first row's can be compared."""
+    base = own[0]
+    name = table.compared(base.cell)
+    return [
+        f"| | paper | ours | paper, × {name} | ours, × {name} |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {table.compared(c.cell)} | {_paper(c.cell)} | {c.text} "
+            f"| {(c.cell.mean or 0) / (base.cell.mean or 1):.2f} | {c.mean / base.mean:.2f} |"
+            for c in own
+        ),
+    ]
+
+
+def _paper(cell: Cell) -> str:
+    spread = f" ± {cell.std:.2f}" if cell.std is not None else ""
+    return "–" if cell.mean is None else f"{shown(cell.mean)}{spread}"
+
+
 def _signed(difference: float | None) -> str:
     if difference is None:
         return "–"
@@ -228,6 +252,9 @@ def _signed(difference: float | None) -> str:
 
 
 def _verdict(table: Table, own: list[Compared]) -> str:
+    """In words; of accuracies only, because a point is nothing to other numbers."""
+    if not own[0].cell.percent:
+        return ""
     same, pairs = order_kept(own)
     words = [f"Order kept in {same} of {pairs} pairs." if pairs else ""]
     names = [table.compared(c.cell) for c in own]

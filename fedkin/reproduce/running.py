@@ -178,7 +178,6 @@ def _study(cell: Cell, seed: int, workers: int | None, show: Show | None) -> dic
 def summarised(cell: Cell, result: Result, folder: RunFolder) -> dict[str, Any]:
     """A run in a few plain values."""
     last = result.evaluated[-1]
-    samples = [folder.about["train_samples"][i] for r in result.history for i in r.participants]
     return {
         "table": cell.table,
         "run": cell.run,
@@ -198,7 +197,7 @@ def summarised(cell: Cell, result: Result, folder: RunFolder) -> dict[str, Any]:
         "bytes": sum(r.bytes_up + r.bytes_down for r in result.history),
         "steps": sum(r.steps for r in result.history),
         "seconds": round(result.seconds, 1),
-        "seconds_per_sample": folder.training_seconds() / max(1, sum(samples)),
+        "seconds_per_sample": folder.seconds_per_sample(),
     }  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from dataclasses import fields
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from fedkin.config import Config
@@ -40,15 +41,15 @@ CONFIG, METRICS, TIMINGS, MODELS, RESULT = (
     "result.json",
 )
 ABOUT = {"config", "data_fingerprint", "shape", "pixels", "mean", "std", "classes", "clients"}
-LINES = {METRICS: {field.name for field in fields(Round)}, TIMINGS: {"round", "train", "evaluate"}}
+LINES = {METRICS: {field.name for field in fields(Round)}, TIMINGS: {"round", "train", "evaluate", "local"}}
 """What must be in config.json, and in a line of the others."""
 EVENTS = "events.jsonl"
 """What was out of the ordinary: why a run stopped; who was left out of a real federation or asked again."""
 STOPPED = "stopped"
 """The event of a run that ended before its last round."""
 TERMS = "terms"
-TIMED = {"time", "tasks"}
-"""What only lines of a run with a clock need."""
+OPTIONAL = {"time", "tasks", "local"}
+"""What a line may lack: runs without a clock have no times and tasks, older ones no processor time."""
 
 
 def refuse_full(path: Path) -> None:
@@ -139,9 +140,9 @@ class RunFolder:
         """Wall time of all rounds so far."""
         return math.fsum(line["train"] + line["evaluate"] for line in self._lines(TIMINGS))
 
-    def training_seconds(self) -> float:
-        """Wall time of all rounds so far without their evaluation."""
-        return math.fsum(line["train"] for line in self._lines(TIMINGS))
+    def seconds_per_sample(self) -> float:
+        """Processor time of local work by a client's samples, the mean over participants and rounds so far."""
+        return fmean(line.get("local", 0.0) for line in self._lines(TIMINGS))
 
     def checkpoint(self, point: Checkpoint) -> None:
         """Make it possible to resume here."""
@@ -188,7 +189,7 @@ class RunFolder:
                 break
             if (
                 not isinstance(line, dict)
-                or not LINES[name] - TIMED <= line.keys() <= LINES[name]
+                or not LINES[name] - OPTIONAL <= line.keys() <= LINES[name]
                 or type(line["round"]) is not int
             ):
                 break

@@ -2,7 +2,7 @@
 
     xi_p = mean over rounds t and participants i of  LocalTrainingTime_i / |D_i|
 
-Seconds are those of the processor, on one thread, so that other programs do not count. The methods take turns, round
+Seconds are those of the processor, on one thread, so that other programs hardly count. The methods take turns, round
 by round with the same participants, so that a change in the machine's speed meets all of them. The first round is
 not counted: it warms up, and some methods have nothing extra to do or to send in it.
 """
@@ -10,7 +10,6 @@ not counted: it warms up, and some methods have nothing extra to do or to send i
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Annotated, Any, ClassVar
@@ -91,17 +90,13 @@ class Ledger:
     replies: int = 0
 
     def __post_init__(self) -> None:
-        self.engine = Timed(self.setup.site())
-        self.simulation = Simulation(self.setup, self.engine)
+        self.simulation = Simulation(self.setup, Inline(self.setup.site()))
 
     def round(self) -> Round:
         """Play a round."""
-        self.engine.seconds.clear()
-        happened, _ = self.simulation.round()
-        sizes = [len(rows) for rows in self.setup.federation.split.train]
+        happened, seconds = self.simulation.round()
         if happened.round > 1:
-            spent = self.engine.seconds
-            self.per_sample.append(sum(s / sizes[i] for i, s in spent.items()) / len(happened.participants))
+            self.per_sample.append(seconds["local"])
             self.up += happened.bytes_up
             self.down += happened.bytes_down
             self.replies += len(happened.participants)
@@ -119,26 +114,6 @@ class Ledger:
             "kB down a round": self.down / self.replies / 1000,
             "kB up a round": self.up / self.replies / 1000,
         }
-
-
-class Timed(Inline):
-    """Notes the seconds of each client's local work."""
-
-    def __init__(self, site: Any) -> None:
-        super().__init__(site)
-        self.seconds: dict[int, float] = {}
-
-    def map(self, function: str, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """The results of `worker.function(*call)` for each call."""
-        if function != "local":
-            return super().map(function, calls)
-        results = []
-        for jobs, vectorize in calls:
-            begin = time.process_time()
-            results.append(self.worker.local(jobs, vectorize))
-            client = jobs[0].client
-            self.seconds[client] = self.seconds.get(client, 0.0) + time.process_time() - begin
-        return results
 
 
 def says(rows: list[dict[str, Any]]) -> list[str]:
