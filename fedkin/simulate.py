@@ -118,7 +118,9 @@ class Simulation:
         due = state.round % config.evaluate_every == 0 or state.round == config.rounds
         scores = self._judge() if due else []
         losses = [d.loss for d in tally.done if d.steps]
-        local = math.fsum(d.seconds / self.train_sizes[d.client] for d in tally.done) / max(1, len(acting))
+        # In a real federation the server knows neither how long clients worked nor how many samples they have.
+        known = (d.seconds / self.train_sizes[d.client] for d in tally.done if d.seconds)
+        local = math.fsum(known) / max(1, len(acting))
         happened = Round(
             round=state.round,
             participants=list(acting),
