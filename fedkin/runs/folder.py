@@ -142,7 +142,8 @@ class RunFolder:
 
     def seconds_per_sample(self) -> float:
         """Processor time of local work by a client's samples, the mean over participants and rounds so far."""
-        return fmean(line.get("local", 0.0) for line in self._lines(TIMINGS))
+        known = [line["local"] for line in self._lines(TIMINGS) if "local" in line]
+        return fmean(known) if known else 0.0
 
     def checkpoint(self, point: Checkpoint) -> None:
         """Make it possible to resume here."""
