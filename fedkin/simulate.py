@@ -5,21 +5,18 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
 
+from fedkin.clients import Clients
 from fedkin.clock import Clock, Flight, share
-from fedkin.cohort import SIZE
 from fedkin.engine import Engine, open_engine
-from fedkin.engine.worker import Done, Job, keeps_statistics
-from fedkin.evaluate import Evaluator, Fingerprints, serves_models
+from fedkin.engine.worker import Done, keeps_statistics
+from fedkin.evaluate import Evaluator
 from fedkin.judging import LocalModels, finetuned, on_union
 from fedkin.late import DROP, LATE, LEAP, WAIT, check_leap, courses, replies_of
 from fedkin.layout import Layout
@@ -57,7 +54,7 @@ class Tally:
 
 
 class Simulation:
-    """A run under way: the server's state, and the clients' private states that it looks after."""
+    """A run under way: the server's state and its clients."""
 
     def __init__(self, setup: Setup, engine: Engine, folder: Path | None = None, clock: Clock | None = None) -> None:
         self.setup, self.engine = setup, engine
@@ -77,12 +74,9 @@ class Simulation:
             training=config.training,
         )
         self.state = setup.method.start(self.fed)
-        self.private: dict[int, dict[str, Any]] = {}
-        self.trained: Counter[int] = Counter()
-        self.train_sizes = [len(rows) for rows in federation.split.train]
+        self.clients = Clients(setup, engine)
         statistics = keeps_statistics(config.training, layout)
         self.evaluate = Evaluator(setup.method, engine, [len(rows) for rows in federation.split.test], statistics)
-        self.vectorized = setup.vectorized
         self.clock = clock or Clock(
             schedule(config.schedule, self.fed.clients, config.seed), config.join, wait=config.late == WAIT
         )
@@ -119,7 +113,7 @@ class Simulation:
         scores = self._judge() if due else []
         losses = [d.loss for d in tally.done if d.steps]
         # In a real federation the server knows neither how long clients worked nor how many samples they have.
-        known = (d.seconds / self.train_sizes[d.client] for d in tally.done if d.seconds)
+        known = (d.seconds / self.clients.train_sizes[d.client] for d in tally.done if d.seconds)
         local = math.fsum(known) / max(1, len(acting))
         happened = Round(
             round=state.round,
@@ -137,20 +131,15 @@ class Simulation:
     def _judge(self) -> list[Score]:
         """The headline first."""
         config, setup, state = self.setup.config, self.setup, self.state
-        scores = self.evaluate(state, self.private, self.trained)
+        scores = self.evaluate(state, self.clients.private, self.clients.trained)
         if config.judge_union:
-            scores.append(on_union(setup, self.engine, self.served()))
+            scores.append(on_union(setup, self.engine, self.clients.served(state)))
         if config.judge_local:
             self._note_under_way()
-            scores += self.local_models.judge(self.evaluate, self.private)
+            scores += self.local_models.judge(self.evaluate, self.clients.private)
         if config.finetune_steps and state.round == config.rounds:
-            scores.append(finetuned(setup, self.engine, self.served()))
+            scores.append(finetuned(setup, self.engine, self.clients.served(state)))
         return scores
-
-    def served(self) -> list[Job]:
-        """For every client what it needs to have its current model."""
-        serve = self.setup.method.serve
-        return [Job(i, serve(self.state, i), self.private.get(i, {})) for i in range(self.fed.clients)]
 
     def _messages(self, exchange: str, clients: Sequence[int], tally: Tally) -> list[Message]:
         self.setup.method.prepare(self.state, exchange, clients)
@@ -161,10 +150,10 @@ class Simulation:
     def _side(self, exchange: Exchange, clients: Sequence[int], tally: Tally) -> Mixing | None:
         """An exchange in which the server waits for all that it writes to."""
         messages = self._messages(exchange.name, clients, tally)
-        jobs = [self._job(i, m, self.state.round, exchange.name) for i, m in zip(clients, messages, strict=True)]
-        came = {i: (Trip(m), d) for i, m, d in zip(clients, messages, self._local(jobs), strict=True) if d}
+        jobs = [self.clients.job(i, m, self.state.round, exchange.name) for i, m in zip(clients, messages, strict=True)]
+        came = {i: (Trip(m), d) for i, m, d in zip(clients, messages, self.clients.work(jobs), strict=True) if d}
         for _, d in came.values():
-            self._keep(d)
+            self.clients.keep(d)
             tally.done.append(d)
         if not came:
             return None
@@ -190,7 +179,7 @@ class Simulation:
             for flight in flights:
                 clock.launch(flight)
             return
-        planned = [self.setup.config.training.steps(self.train_sizes[i]) for i in clients]
+        planned = [self.setup.config.training.steps(self.clients.train_sizes[i]) for i in clients]
         if clock.effort is None:
             self._compute(flights[:1])
             shown = flights[0].done
@@ -207,7 +196,7 @@ class Simulation:
         landed = [flight for flight in ended if flight.done and not flight.plan.lost]
         for flight in landed:
             assert flight.done is not None
-            self._keep(flight.done)
+            self.clients.keep(flight.done)
             tally.done.append(flight.done)
         used = [flight for flight in landed if self._in_time(flight)]
         if self.clock.synchronous:
@@ -263,44 +252,13 @@ class Simulation:
             return
         if not self.clock.synchronous:
             missing += [f for f in self.clock.soonest(AHEAD) if f.done is None][: max(0, AHEAD - len(missing))]
-        done = self._local([self._job(f.client, f.message, f.round, TRAIN) for f in missing])
+        done = self.clients.work([self.clients.job(f.client, f.message, f.round, TRAIN) for f in missing])
         for flight, d in zip(missing, done, strict=True):
             flight.done = d
 
-    def _job(self, client: int, message: Message, round: int, exchange: str) -> Job:
-        return Job(client, message, self.private.get(client, {}), round, exchange)
-
-    def _local(self, jobs: Sequence[Job]) -> list[Done | None]:
-        """Local work of clients in one kind of exchange; in the order of the jobs, None for a client that is lost."""
-        # The longest first, so that no worker is left alone with a long job at the end.
-        order = sorted(jobs, key=lambda job: (-self.train_sizes[job.client], job.client))
-        vectorize = self.vectorized and jobs[0].exchange in self.setup.method.vectorizes
-        size = SIZE if vectorize else 1
-        calls = [(order[k : k + size], vectorize) for k in range(0, len(order), size)]
-        done = {d.client: d for results in self.engine.map("local", calls) for d in results}
-        return [done.get(job.client) for job in jobs]
-
-    def _keep(self, done: Done) -> None:
-        """A client has ended its work: what it keeps to itself is now this."""
-        self.trained[done.client] += 1
-        if done.private:
-            self.private[done.client] = self.private.get(done.client, {}) | done.private
-
     def models(self) -> Models:
         """Every client's model as it is now."""
-        jobs = self.served()
-        beside: dict[int, tuple[str, Tensor]] = {}
-        if serves_models(self.setup.method) and not self.evaluate.private_statistics:
-            vectors: list[Tensor] = [job.message["w"] for job in jobs]
-        else:
-            kept = [each for batch in self.engine.map("keep", [([job],) for job in jobs]) for each in batch]
-            vectors = [w for w, _ in kept]
-            beside = {i: second for i, (_, second) in enumerate(kept) if second is not None}
-        fingerprint = Fingerprints()
-        prints = [fingerprint({"w": w}) for w in vectors]
-        different = dict(zip(prints, vectors, strict=True))
-        order = {p: k for k, p in enumerate(different)}
-        return Models(torch.stack(list(different.values())), [order[p] for p in prints], beside)
+        return self.clients.models(self.state, whole=not self.evaluate.private_statistics)
 
     def result(self, models: Models, history: list[Round], seconds: float, folder: RunFolder | None) -> Result:
         """What came out."""
@@ -320,13 +278,13 @@ class Simulation:
         """All that is needed to go on from here."""
         self.mixing.write()
         return Checkpoint(
-            self.state.round, dict(self.state), self.private, self.clock.save() | self.local_models.save()
+            self.state.round, dict(self.state), self.clients.private, self.clock.save() | self.local_models.save()
         )
 
     def restore(self, point: Checkpoint) -> None:
         """Go on from a checkpoint."""
         self.state = State(self.fed, point.state, point.round)
-        self.private = point.private
+        self.clients.private = point.private
         self.clock.restore(point.clock)
         self.local_models.restore(point.clock)
         self.mixing.forget_after(point.round)

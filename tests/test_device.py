@@ -86,7 +86,7 @@ def test_clients_work_stays_on_the_device(name: str) -> None:
             assert client.bound.w.device == client.samples.x.device == client.train.device == ELSEWHERE
             assert is_elsewhere(method.local(client, there._here(job.message)))
             assert is_elsewhere(client.private)
-        client = there.client(Job(0, {}, simulation.private.get(0, {})))
+        client = there.client(Job(0, {}, simulation.clients.private.get(0, {})))
         predict = method.predictor(client, there._here(method.serve(simulation.state, 0)))
         for x, y in client.test_batches():
             assert predict(x).device == y.device == ELSEWHERE

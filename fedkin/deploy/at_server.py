@@ -52,9 +52,9 @@ def serve(
         clock = _clock(setup, remote)
         simulation = Simulation(setup, remote, out, clock)
         if clock:
-            clock.private = lambda client: simulation.private.get(client, {})
+            clock.private = lambda client: simulation.clients.private.get(client, {})
         history, seconds = play(simulation, run)
-        remote.map("finish", [([job],) for job in simulation.served()])
+        remote.map("finish", [([job],) for job in simulation.clients.served(simulation.state)])
         result = simulation.result(Models.none(), history, seconds, run)
     run.finish(None, result.summary())
     return result
