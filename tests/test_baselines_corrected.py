@@ -179,7 +179,7 @@ def test_feddyn_h_is_the_mean_of_the_clients_gradients(blobs: Federation) -> Non
     with simulation("feddyn", blobs, join=0.5, rounds=5, alpha=0.1) as sim:
         for _ in range(5):
             sim.round()
-        close(sim.state["h"], sum(p["gradient"] for p in sim.private.values()) / 4)
+        close(sim.state["h"], sum(p["gradient"] for p in sim.clients.private.values()) / 4)
 
 
 def test_feddyn_rests_at_the_minimum_of_all_losses_and_fedavg_does_not() -> None:
@@ -268,7 +268,7 @@ def test_scaffold_c_is_the_mean_of_all_c_i(blobs: Federation, option: str) -> No
         for _ in range(5):
             sim.round()
         assert sim.state["c"].norm() > 0.01
-        close(sim.state["c"], sum(p["c"] for p in sim.private.values()) / 4)
+        close(sim.state["c"], sum(p["c"] for p in sim.clients.private.values()) / 4)
 
 
 def test_the_first_round_of_scaffold_is_that_of_fedavg_over_clients_of_one_size(blobs: Federation) -> None:

@@ -299,6 +299,17 @@ def test_a_kept_result_is_shown_without_the_data_that_it_was_made_from(tmp_path:
     assert "1 cell is skipped: the data mnist are not here" in said.err
 
 
+def test_the_command_shows_times_as_ratios_and_accuracies_as_differences(tmp_path: Path) -> None:
+    nowhere = {"FEDKIN_DATA": str(tmp_path / "empty")}
+    kept = ("--results", ROOT / "results")
+    times = done("reproduce", "pfedsim-table7", "--column", "ξ_p (×10^-4 s) CIFAR-10", *kept, **nowhere).out
+    assert "paper, × FedAvg" in times
+    assert "difference" not in times
+    accuracies = done("reproduce", "pfedsim-table3", "--column", "CIFAR-10 Dir(0.1)", *kept, **nowhere).out
+    assert "difference" in accuracies
+    assert "×" not in accuracies
+
+
 def test_cells_without_their_data_say_so_and_are_never_faked(tmp_path: Path) -> None:
     nowhere = {"FEDKIN_DATA": str(tmp_path / "empty")}
     said = command("reproduce", "pfedsim-table3", "--row", "pFedSim", "--results", tmp_path / "r", **nowhere)

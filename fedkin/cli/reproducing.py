@@ -139,11 +139,14 @@ def _run(
             )
         )
         return
-    grid = Grid(title=table(name).about, title_justify="left")
-    for heading in ("row", "column", "paper", "ours", "difference"):
-        grid.add_column(heading, justify="left" if heading in ("row", "column") else "right")
-    for c in lines:
-        paper = "" if c.cell.mean is None else f"{c.cell.mean:.2f}"
-        difference = "" if c.difference is None else f"{c.difference:+.2f}"
-        grid.add_row(escape(c.cell.row), escape(c.cell.column), paper, c.text, difference)
-    Console().print(grid)
+    whole = table(name)
+    print(whole.about)
+    for group, own in page.groups(whole, lines).items():
+        headings, texts = page.comparison(whole, own)
+        grid = Grid(title=f"[b]{escape(group)}[/b]", title_justify="left", title_style="")
+        grid.add_column("")
+        for heading in headings:
+            grid.add_column(heading, justify="right")
+        for c, text in zip(own, texts, strict=True):
+            grid.add_row(escape(whole.compared(c.cell)), *text)
+        Console().print(grid)

@@ -151,7 +151,7 @@ def pictures(results: Path) -> dict[str, Figure]:
         if panels := _panels(table, cells):
             drawn[f"{table.name}.svg"] = figures.beside(panels)
         if table.curves:
-            for group, own in _groups(table, cells).items():
+            for group, own in groups(table, cells).items():
                 lines = [(table.compared(c.cell), [p[0] for p in c.curve], [p[1] for p in c.curve]) for c in own]
                 drawn[_picture(table, group)] = figures.lines(lines)
     return drawn
@@ -170,7 +170,7 @@ def _panels(table: Table, cells: list[Compared]) -> dict[str, list[tuple[str, fl
     }
 
 
-def _groups(table: Table, cells: list[Compared]) -> dict[str, list[Compared]]:
+def groups(table: Table, cells: list[Compared]) -> dict[str, list[Compared]]:
     """Cells by what they are compared on, in the paper's order."""
     found: dict[str, list[Compared]] = {}
     for group in dict.fromkeys(table.where(cell) for cell in table.cells):
@@ -182,7 +182,7 @@ def _groups(table: Table, cells: list[Compared]) -> dict[str, list[Compared]]:
 def _beside(table: Table, cells: list[Compared]) -> list[tuple[str, list[Compared]]]:
     """Groups of accuracies that the paper prints too."""
     printed = [c for c in cells if c.cell.mean is not None and c.cell.percent]
-    return list(_groups(table, printed).items())
+    return list(groups(table, printed).items())
 
 
 def _glance(table: Table, group: str, own: list[Compared]) -> str:
@@ -204,8 +204,8 @@ def _section(table: Table, cells: list[Compared]) -> list[str]:
     lines = ["", f"## {table.name}", "", f"{table.about}.{seeds}", ""]
     if _panels(table, cells):
         lines += [f"![The paper's numbers with their deviations, and ours](images/{table.name}.svg)", ""]
-    for group, own in _groups(table, cells).items():
-        lines += [f"**{group}**", "", *(_times if own[0].cell.measure == TIME else _numbers)(table, own)]
+    for group, own in groups(table, cells).items():
+        lines += [f"**{group}**", "", *_numbers(table, own)]
         verdict = _verdict(table, own)
         lines += ["", *([verdict, ""] if verdict else [])]
         if table.curves:
@@ -217,26 +217,29 @@ def _section(table: Table, cells: list[Compared]) -> list[str]:
     return lines[:-1]
 
 
-def _numbers(table: Table, own: list[Compared]) -> list[str]:
-    return [
-        "| | paper | ours | difference |",
-        "|---|---|---|---|",
-        *(f"| {table.compared(c.cell)} | {_paper(c.cell)} | {c.text} | {_signed(c.difference)} |" for c in own),
+def comparison(table: Table, own: list[Compared]) -> tuple[list[str], list[list[str]]]:
+    """Headings, and a line a cell: the paper's number, ours, and how far they are from each other."""
+    base = own[0]
+    if base.cell.measure != TIME:
+        return ["paper", "ours", "difference"], [[_paper(c.cell), c.text, _signed(c.difference)] for c in own]
+    # Times of two machines have no difference worth a look, but their ratios to the first row's can be compared.
+    name = table.compared(base.cell)
+    ratios = [((c.cell.mean or 0) / (base.cell.mean or 1), c.mean / base.mean) for c in own]
+    headings = ["paper", "ours", f"paper, × {name}", f"ours, × {name}"]
+    return headings, [
+        [_paper(c.cell), c.text, f"{paper:.2f}", f"{ours:.2f}"] for c, (paper, ours) in zip(own, ratios, strict=True)
     ]
 
 
-def _times(table: Table, own: list[Compared]) -> list[str]:
-    """Times of two machines have no difference worth a look, but their ratios to the first row's can be compared."""
-    base = own[0]
-    name = table.compared(base.cell)
+def _numbers(table: Table, own: list[Compared]) -> list[str]:
+    headings, lines = comparison(table, own)
+    for c, line in zip(own, lines, strict=True):
+        if c.cell.measure != TIME and abs(c.difference or 0.0) >= FAR:
+            line[-1] = f"**{line[-1]}**"
     return [
-        f"| | paper | ours | paper, × {name} | ours, × {name} |",
-        "|---|---|---|---|---|",
-        *(
-            f"| {table.compared(c.cell)} | {_paper(c.cell)} | {c.text} "
-            f"| {(c.cell.mean or 0) / (base.cell.mean or 1):.2f} | {c.mean / base.mean:.2f} |"
-            for c in own
-        ),
+        f"| | {' | '.join(headings)} |",
+        f"|{'---|' * (1 + len(headings))}",
+        *(f"| {table.compared(c.cell)} | {' | '.join(line)} |" for c, line in zip(own, lines, strict=True)),
     ]
 
 
@@ -246,9 +249,7 @@ def _paper(cell: Cell) -> str:
 
 
 def _signed(difference: float | None) -> str:
-    if difference is None:
-        return "–"
-    return f"**{difference:+.2f}**" if abs(difference) >= FAR else f"{difference:+.2f}"
+    return "–" if difference is None else f"{difference:+.2f}"
 
 
 def _verdict(table: Table, own: list[Compared]) -> str:
