@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import command, done
+from commands import command, done, refused
 from stopping import Stop, stop_after
 
 from fedkin import FedkinError
@@ -85,7 +85,9 @@ def test_a_cell_runs_once_and_is_kept_as_a_small_file(tmp_path: Path) -> None:
     assert path.stat().st_mtime_ns == before
     numbers = {m: finished.measured(m) for m in ("own", "by sample", "fine-tuned", "global on union", "local on own")}
     assert numbers["by sample"] == pytest.approx(numbers["global on union"])
-    assert finished.measured("clients 1 of 3") == pytest.approx(100 * sum(kept["scores"][0]["clients"][1::3]) / 2)
+    (_, a, _, _, b, _), (_, m, _, _, n, _) = (kept["scores"][0][name] for name in ("clients", "samples"))
+    assert m != n
+    assert finished.measured("clients 1 of 3") == pytest.approx(100 * (a * m + b * n) / (m + n))
     assert finished.measured("local on union") < finished.measured("local on own")
     assert finished.measured("time per sample") > 0
     with pytest.raises(FedkinError, match="no number for"):
@@ -232,6 +234,8 @@ def test_a_figure_of_a_paper_is_drawn_the_same_each_time(tmp_path: Path, monkeyp
     (line,) = page.pictures(tmp_path / "results")[picture.name].axes[0].get_lines()
     assert list(line.get_xdata()) == [r for r, _, _ in finished.values["curve"]]
     assert list(line.get_ydata()) == [100 * mean for _, mean, _ in finished.values["curve"]]
+    by_sample = page.Compared(replace(TINY, measure="by sample"), [], finished.values["curve"])
+    assert by_sample.line[1] == [weighted for _, _, weighted in finished.values["curve"]] != by_sample.line[0]
 
 
 def test_a_table_is_drawn_with_the_printed_numbers_beside_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,6 +322,17 @@ def test_cells_without_their_data_say_so_and_are_never_faked(tmp_path: Path) -> 
     assert "none of the 10 cells can be run here" in said.err
     assert "the weights mobilenetv2-imagenet.safetensors are not here" in said.err
     assert not (tmp_path / "r").exists()
+
+
+def test_rows_and_columns_may_be_several() -> None:
+    rows, columns = (
+        ("--row", "Local", "--row", "FedPac"),
+        ("--column", "CIFAR10 100(0.1)", "--column", "CIFAR10 50(0.1)"),
+    )
+    listed = done("reproduce", "list", "fedsimsup-table1", *rows, *columns, "--json").json
+    names = [(line["row"], line["column"]) for line in listed]
+    assert names == [(r, c) for c in columns[1::2] for r in rows[1::2]]
+    refused(command("reproduce", "fedsimsup-table1", *rows, "--row", "FedPack"), "did you mean 'FedPac'?")
 
 
 def test_the_list_shows_all_cells_with_their_data(tmp_path: Path) -> None:

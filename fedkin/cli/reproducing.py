@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,8 +31,10 @@ def reproduce(
         ),
     ],
     of: Annotated[str | None, typer.Argument(metavar="[TABLE]", help="For list: the cells of this table only.")] = None,
-    row: Annotated[str | None, typer.Option(help="One row, by its name in the paper.")] = None,
-    column: Annotated[str | None, typer.Option(help="One column, by its name in the paper.")] = None,
+    row: Annotated[
+        list[str] | None, typer.Option(help="Only this row, by its name in the paper; may be repeated.")
+    ] = None,
+    column: Annotated[list[str] | None, typer.Option(help="Only this column; may be repeated.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each cell, with seeds counting up from 0.")] = 1,
     results: Results = Path("results"),
     work: Annotated[Path, typer.Option(help="Folder for runs under way: interrupted ones go on.")] = Path(
@@ -48,29 +51,30 @@ def reproduce(
     if of and table != "list":
         raise FedkinError(f"reproduce takes one table at a time, not {table} and {of}")
     if table == "list":
-        _list(of, row, column, results, as_json)
+        _list(of, row or (), column or (), results, as_json)
     elif table == "page":
         from fedkin.reproduce import page
 
         page.write(results, to)
         print(f"page: {to}")
     else:
-        _run(table, row, column, seeds, results, work, workers, as_json)
+        _run(table, row or (), column or (), seeds, results, work, workers, as_json)
 
 
-def _list(of: str | None, row: str | None, column: str | None, results: Path, as_json: bool) -> None:
+def _list(of: str | None, rows: Collection[str], columns: Collection[str], results: Path, as_json: bool) -> None:
     from fedkin.reproduce.cells import table, tables
     from fedkin.reproduce.running import estimate, kept
 
-    if of is None and (row or column):
+    if of is None and (rows or columns):
         raise FedkinError("rows and columns are those of a table: name it, as in list pfedsim-table3")
     grids, lines = [], []
     for each in [table(of)] if of else tables().values():
         grid = Grid(title=f"[b]{each.name}[/b]: {escape(each.about)}", title_justify="left", title_style="")
         for name in ("row", "column", "needs", "paper", "time", "done"):
             grid.add_column(name, justify="right" if name in ("paper", "time", "done") else "left")
-        reasons = Counter(cell.reason for cell in each.chosen(row, column) if cell.reason)
-        for cell in each.chosen(row, column):
+        chosen = each.chosen(rows, columns)
+        reasons = Counter(cell.reason for cell in chosen if cell.reason)
+        for cell in chosen:
             seconds, done = None if cell.reason else round(estimate(cell)), len(kept(cell, results))
             lines.append(
                 {
@@ -102,15 +106,15 @@ def _list(of: str | None, row: str | None, column: str | None, results: Path, as
 
 
 def _run(
-    name: str, row: str | None, column: str | None, seeds: int, results: Path, work: Path, workers: int | None,
-    as_json: bool,
+    name: str, rows: Collection[str], columns: Collection[str], seeds: int, results: Path, work: Path,
+    workers: int | None, as_json: bool,
 ) -> None:  # fmt: skip
     from fedkin.engine import shared_workers
     from fedkin.reproduce import page
     from fedkin.reproduce.cells import table
     from fedkin.reproduce.running import path_of, reproduce
 
-    chosen = table(name).chosen(row, column)
+    chosen = table(name).chosen(rows, columns)
     skipped: dict[str, list[Cell]] = {}
     ready = []
     for cell in chosen:

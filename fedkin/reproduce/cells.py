@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -105,12 +105,13 @@ class Table:
         """On what they are compared there."""
         return cell.row if self.across else cell.column
 
-    def chosen(self, row: str | None = None, column: str | None = None) -> list[Cell]:
-        """The cells of a row, of a column, of both or of neither."""
-        for kind, name, names in (("row", row, self.rows), ("column", column, self.columns)):
-            if name is not None and name not in names:
-                raise unknown(f"{kind} of {self.name}", name, names)
-        return [c for c in self.cells if row in (None, c.row) and column in (None, c.column)]
+    def chosen(self, rows: Collection[str] = (), columns: Collection[str] = ()) -> list[Cell]:
+        """The cells of these rows and columns; none named is all."""
+        for kind, wanted, names in (("row", rows, self.rows), ("column", columns, self.columns)):
+            for name in wanted:
+                if name not in names:
+                    raise unknown(f"{kind} of {self.name}", name, names)
+        return [c for c in self.cells if c.row in (rows or self.rows) and c.column in (columns or self.columns)]
 
 
 def _lines(name: str) -> list[dict[str, str]]:

@@ -46,6 +46,12 @@ class Compared:
         return None if self.cell.mean is None else self.mean - self.cell.mean
 
     @property
+    def line(self) -> tuple[list[float], list[float]]:
+        """Rounds, and the accuracy after each as the cell's measure takes its mean."""
+        which = 2 if self.cell.measure == "by sample" else 1
+        return [point[0] for point in self.curve], [point[which] for point in self.curve]
+
+    @property
     def text(self) -> str:
         """`84.22` or, with several seeds, `84.22 ± 0.31 (3)`."""
         spread = f" ± {stdev(self.ours):.2f} ({len(self.ours)})" if len(self.ours) > 1 else ""
@@ -152,8 +158,7 @@ def pictures(results: Path) -> dict[str, Figure]:
             drawn[f"{table.name}.svg"] = figures.beside(panels)
         if table.curves:
             for group, own in groups(table, cells).items():
-                lines = [(table.compared(c.cell), [p[0] for p in c.curve], [p[1] for p in c.curve]) for c in own]
-                drawn[_picture(table, group)] = figures.lines(lines)
+                drawn[_picture(table, group)] = figures.lines([(table.compared(c.cell), *c.line) for c in own])
     return drawn
 
 
@@ -218,7 +223,12 @@ def _section(table: Table, cells: list[Compared]) -> list[str]:
 
 
 def comparison(table: Table, own: list[Compared]) -> tuple[list[str], list[list[str]]]:
-    """Headings, and a line a cell: the paper's number, ours, and how far they are from each other."""
+    """Headings, and a line a cell: the paper's number, ours, and how far they are from each other.
+
+    Where the paper prints none of the numbers, ours alone.
+    """
+    if all(c.cell.mean is None for c in own):
+        return ["ours"], [[c.text] for c in own]
     base = own[0]
     if base.cell.measure != TIME:
         return ["paper", "ours", "difference"], [[_paper(c.cell), c.text, _signed(c.difference)] for c in own]
@@ -234,7 +244,7 @@ def comparison(table: Table, own: list[Compared]) -> tuple[list[str], list[list[
 def _numbers(table: Table, own: list[Compared]) -> list[str]:
     headings, lines = comparison(table, own)
     for c, line in zip(own, lines, strict=True):
-        if c.cell.measure != TIME and abs(c.difference or 0.0) >= FAR:
+        if c.cell.percent and abs(c.difference or 0.0) >= FAR:
             line[-1] = f"**{line[-1]}**"
     return [
         f"| | {' | '.join(headings)} |",

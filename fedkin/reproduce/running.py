@@ -63,7 +63,7 @@ class Finished:
 
         `own`: each client's headline model on its own test set, plain mean; `by sample`: the same, sample-weighted;
         `fine-tuned`; `MODEL on union` and `MODEL on own` for one of the other models that were judged;
-        `clients K of M`: the mean over every M-th client; `time per sample` of local training in 1e-4 s.
+        `clients K of M`: every M-th client, sample-weighted; `time per sample` of local training in 1e-4 s.
         """
         if "numbers" in self.values:
             row, _, column = measure.partition(" of ")
@@ -75,8 +75,9 @@ class Finished:
             return 100 * float(scores[0]["mean" if measure == "own" else "weighted"])
         if measure.startswith("clients "):
             _, k, _, m = measure.split()
-            chosen = scores[0]["clients"][int(k) :: int(m)]
-            return 100 * math.fsum(chosen) / len(chosen)
+            accuracies, samples = (scores[0][name][int(k) :: int(m)] for name in ("clients", "samples"))
+            right = math.fsum(a * n for a, n in zip(accuracies, samples, strict=True))
+            return 100 * right / int(sum(samples))
         if measure == "fine-tuned":
             return 100 * next(float(s["mean"]) for s in scores if s["moment"] == "after the last round")
         model, _, data = measure.partition(" on ")
@@ -189,6 +190,7 @@ def summarised(cell: Cell, result: Result, folder: RunFolder) -> dict[str, Any]:
             {
                 "model": s.model, "moment": s.moment, "data": s.data, "mean": round(s.mean, 6),
                 "weighted": round(s.weighted, 6), "clients": [round(a, 4) for a in s.clients],
+                "samples": s.total,
             }
             for s in last.scores
         ],

@@ -74,7 +74,7 @@ class Overhead(Study):
             "partition": self.partition, "clients": len(federation),
         }  # fmt: skip
         table = cells.table(METHODS)
-        chosen = sorted(table.chosen(column=table.columns[0]), key=lambda cell: cell.row != BASE)
+        chosen = sorted(table.chosen(columns=table.columns[:1]), key=lambda cell: cell.row != BASE)
         return {cell.row: prepare(cell.method, set=dict(cell.set), **common) for cell in chosen}
 
 
