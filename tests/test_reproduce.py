@@ -232,6 +232,7 @@ def test_a_figure_of_a_paper_is_drawn_the_same_each_time(tmp_path: Path, monkeyp
         drawn.append(picture.read_bytes())
     assert drawn[0] == drawn[1]
     (line,) = page.pictures(tmp_path / "results")[picture.name].axes[0].get_lines()
+    assert line.axes.get_ylabel() == "accuracy (%), mean over clients"
     assert list(line.get_xdata()) == [r for r, _, _ in finished.values["curve"]]
     assert list(line.get_ydata()) == [100 * mean for _, mean, _ in finished.values["curve"]]
     by_sample = page.Compared(replace(TINY, measure="by sample"), [], finished.values["curve"])

@@ -31,13 +31,15 @@ def curves(results: Sequence[Result], against: Literal["rounds", "time"] = "roun
     return lines(drawn, "round" if against == "rounds" else _time(results[0]))
 
 
-def lines(drawn: Sequence[tuple[str, Sequence[float], Sequence[float]]], along: str = "round") -> Figure:
+def lines(
+    drawn: Sequence[tuple[str, Sequence[float], Sequence[float]]], along: str = "round", over: str = "clients"
+) -> Figure:
     """Accuracies in [0, 1] over rounds or time: (label, where, accuracy) a line."""
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     for label, at, accuracy in drawn:
         axes.plot(at, [100 * a for a in accuracy], label=label)
-    axes.set(xlabel=along, ylabel="accuracy (%), mean over clients")
+    axes.set(xlabel=along, ylabel=f"accuracy (%), mean over {over}")
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)

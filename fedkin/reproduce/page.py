@@ -46,9 +46,14 @@ class Compared:
         return None if self.cell.mean is None else self.mean - self.cell.mean
 
     @property
+    def by_sample(self) -> bool:
+        """Whether samples count the same, not clients."""
+        return self.cell.measure == "by sample"
+
+    @property
     def line(self) -> tuple[list[float], list[float]]:
         """Rounds, and the accuracy after each as the cell's measure takes its mean."""
-        which = 2 if self.cell.measure == "by sample" else 1
+        which = 2 if self.by_sample else 1
         return [point[0] for point in self.curve], [point[which] for point in self.curve]
 
     @property
@@ -158,7 +163,9 @@ def pictures(results: Path) -> dict[str, Figure]:
             drawn[f"{table.name}.svg"] = figures.beside(panels)
         if table.curves:
             for group, own in groups(table, cells).items():
-                drawn[_picture(table, group)] = figures.lines([(table.compared(c.cell), *c.line) for c in own])
+                over = "samples" if own[0].by_sample else "clients"
+                lines = [(table.compared(c.cell), *c.line) for c in own]
+                drawn[_picture(table, group)] = figures.lines(lines, over=over)
     return drawn
 
 
