@@ -171,6 +171,24 @@ def test_what_stands_in_columns_is_compared_along_its_row(tmp_path: Path, monkey
     assert "Order kept in 0 of 1 pairs. The best here is A, in print B. Three points or more apart: A." in text
 
 
+def test_rows_of_other_data_are_not_compared_with_each_other() -> None:
+    easy, hard = (
+        [
+            page.Compared(replace(TINY, row=f"{among} {name}", among=among, mean=printed), [ours])
+            for name, printed, ours in rows
+        ]
+        for among, rows in {"easy": [("a", 90, 91), ("b", 95, 94)], "hard": [("a", 50, 41), ("b", 40, 42)]}.items()
+    )
+    table = Table("tiny", "A table of two datasets", 1, None, (), (), tuple(c.cell for c in (*easy, *hard)))
+    assert page.groups(table, [*easy, *hard]) == {"easy": easy, "hard": hard}
+    federated = tables()["spfl-table6"].chosen(["3-1-4 federated"], ["Average accuracy"])
+    assert [tables()["spfl-table6"].where(cell) for cell in federated] == ["MNIST non-IID"]
+
+
+def test_a_difference_of_nothing_has_no_sign_of_its_own() -> None:
+    assert [page._signed(d) for d in (-0.001, 0.001, -0.006)] == ["+0.00", "+0.00", "-0.01"]
+
+
 @pytest.mark.parametrize(
     ("numbers", "said"),
     [

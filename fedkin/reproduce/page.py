@@ -266,7 +266,8 @@ def _paper(cell: Cell) -> str:
 
 
 def _signed(difference: float | None) -> str:
-    return "–" if difference is None else f"{difference:+.2f}"
+    # Nothing has no sign: -0.001 is +0.00.
+    return "–" if difference is None else f"{round(difference, 2) + 0.0:+.2f}"
 
 
 def _verdict(table: Table, own: list[Compared]) -> str:
