@@ -17,6 +17,7 @@ from fedkin import FedkinError
 from fedkin.config import Config
 from fedkin.data.dataset import Dataset
 from fedkin.methods import make, registry
+from fedkin.report import figures
 from fedkin.reproduce import cells, page, subsets
 from fedkin.reproduce.cells import Cell, Table, printed, tables
 from fedkin.reproduce.running import Finished, estimate, path_of, reproduce
@@ -183,6 +184,14 @@ def test_rows_of_other_data_are_not_compared_with_each_other() -> None:
     assert page.groups(table, [*easy, *hard]) == {"easy": easy, "hard": hard}
     federated = tables()["spfl-table6"].chosen(["3-1-4 federated"], ["Average accuracy"])
     assert [tables()["spfl-table6"].where(cell) for cell in federated] == ["MNIST non-IID"]
+
+
+def test_tenths_of_a_point_do_not_look_like_much() -> None:
+    (axes,) = figures.beside({"near": [("a", 98.4, None, 98.3), ("b", 98.2, None, 98.3)]}).axes
+    left, right = axes.get_xlim()
+    assert (right - left, (left + right) / 2) == pytest.approx((3.0, 98.3))
+    (axes,) = figures.beside({"far": [("a", 20.0, 5.0, 30.0)]}).axes
+    assert axes.get_xlim()[0] < 15 < 30 < axes.get_xlim()[1] < 31
 
 
 def test_a_difference_of_nothing_has_no_sign_of_its_own() -> None:

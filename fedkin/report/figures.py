@@ -16,6 +16,8 @@ FATES = {"in time": "#4c9f70", "late": "#e0a030", "leapt": "#3b7dd8", "dropped":
 """What became of a task, in the order of the legend."""
 MANY = 60
 """Clients that get a line of their own in a timeline."""
+NARROWEST = 3.0
+"""Points that the axis of compared numbers shows at least, lest tenths of a point look like much."""
 
 
 def curves(results: Sequence[Result], against: Literal["rounds", "time"] = "rounds") -> Figure:
@@ -58,7 +60,9 @@ def beside(panels: Mapping[str, Sequence[tuple[str, float, float | None, float]]
         axes.plot(ours, at, "D", color="#3b7dd8", label="ours")
         axes.hlines(at, printed, ours, color="#3b7dd8", linewidth=1, alpha=0.5)
         axes.set_yticks(at, labels)
-        axes.set(xlabel="accuracy (%)", title=title, ylim=(-0.6, len(rows) - 0.4))
+        left, right = axes.get_xlim()
+        spare = max(0.0, NARROWEST - (right - left)) / 2
+        axes.set(xlabel="accuracy (%)", title=title, xlim=(left - spare, right + spare), ylim=(-0.6, len(rows) - 0.4))
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
