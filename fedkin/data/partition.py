@@ -14,7 +14,7 @@ from typing import get_type_hints
 import numpy as np
 
 from fedkin.data.dataset import Dataset, Indices, Split
-from fedkin.data.partitions import classes, dirichlet, iid, natural, one_class, pfedsim, shards
+from fedkin.data.partitions import classes, dirichlet, iid, natural, one_class, pfedsim, shards, spfl
 from fedkin.data.partitions.task import Assignment, Flags, Task, hold_out, need
 from fedkin.errors import FedkinError, unknown
 from fedkin.randomness import numpy_generator
@@ -80,6 +80,8 @@ RULES = (
     Rule("iid", iid.iid, 0.2, "all", "FedALP (3.1), its IID case"),
     Rule("classes", classes.non_iid, 0.2, "train", SPFL, "non-iid"),
     Rule("classes", classes.iid, 0.2, "train", SPFL, "iid"),
+    Rule("classes", spfl.non_iid, 0.2, "train", f"{SPFL}, its own split", "spfl"),
+    Rule("classes", spfl.iid, 0.2, "train", f"{SPFL}, its own split", "spfl-iid"),
     Rule("dirichlet", dirichlet.by_class, 0.5, "all", PFEDSIM, "class"),
     Rule("dirichlet", pfedsim.pfedsim, 0.5, "all", f"{PFEDSIM}, its own split", "pfedsim"),
     Rule("dirichlet", dirichlet.balanced, 0.2, "all", FEDSIMSUP, "balanced"),

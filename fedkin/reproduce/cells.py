@@ -18,7 +18,7 @@ from fedkin.models.weights import located
 
 TIME = "time per sample"
 """The measure that is no accuracy, and that no other run can stand in for."""
-OWN_KEYS = {"method", "set", "measure", "run", "missing", "client", "among"}
+OWN_KEYS = {"method", "set", "measure", "run", "missing", "client"}
 """Keys of a row or column that are not settings of a run."""
 
 
@@ -45,8 +45,6 @@ class Cell:
     """Not a run but a study of its own, by name."""
     share: float = 0.8
     """About which share of the data clients learn from: what its time is estimated by."""
-    among: str = ""
-    """Those that it is compared with, if not all of its column."""
 
     @property
     def percent(self) -> bool:
@@ -105,7 +103,7 @@ class Table:
 
     def where(self, cell: Cell) -> str:
         """On what they are compared there."""
-        return cell.among or (cell.row if self.across else cell.column)
+        return cell.row if self.across else cell.column
 
     def chosen(self, rows: Collection[str] = (), columns: Collection[str] = ()) -> list[Cell]:
         """The cells of these rows and columns; none named is all."""
@@ -206,7 +204,6 @@ def _cell(table: str, row: str, column: str, layers: list[Mapping[str, Any]]) ->
         reason=said("missing", ""),
         study=study,
         share=said("share", Cell.share),
-        among=said("among", Cell.among),
     )
 
 

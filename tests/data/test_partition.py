@@ -27,6 +27,8 @@ RULES = [
     "iid",
     "classes:2",
     "classes:2,form=iid",
+    "classes:2,form=spfl",
+    "classes:2,form=spfl-iid",
     "dirichlet:0.1",
     "dirichlet:100",
     "dirichlet:0.001,min=2",
@@ -139,16 +141,17 @@ def test_enough_data_is_always_shared_out(rule: str) -> None:
 def test_the_seed_decides_and_nothing_else(rule: str) -> None:
     first = split(SMALL, rule, 10, seed=1)
     assert same(first, split(SMALL, rule, 10, seed=1))
-    assert same(first, split(SMALL, rule, 10, seed=2)) == rule.endswith("form=pfedsim")
+    assert same(first, split(SMALL, rule, 10, seed=2)) == rule.endswith(("form=pfedsim", "form=spfl", "form=spfl-iid"))
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "one-class"])
 def test_the_test_ratio_does_not_change_who_owns_what(rule: str) -> None:
     few, many = (split(SMALL, rule, 10, 0, test_ratio=ratio) for ratio in (0.1, 0.6))
+    near = 2 if "form=spfl" in rule else 1  # It rounds in each of its two classes.
     for i in range(10):
         assert set(few.train[i]) | set(few.test[i]) == set(many.train[i]) | set(many.test[i])
-        assert abs(len(few.test[i]) - 0.1 * sizes(few)[i]) <= 1
-        assert abs(len(many.test[i]) - 0.6 * sizes(many)[i]) <= 1
+        assert abs(len(few.test[i]) - 0.1 * sizes(few)[i]) <= near
+        assert abs(len(many.test[i]) - 0.6 * sizes(many)[i]) <= near
 
 
 def test_defaults_follow_the_papers() -> None:
@@ -157,6 +160,8 @@ def test_defaults_follow_the_papers() -> None:
         ("iid", ""): (0.2, "all"),
         ("classes", "non-iid"): (0.2, "train"),
         ("classes", "iid"): (0.2, "train"),
+        ("classes", "spfl"): (0.2, "train"),
+        ("classes", "spfl-iid"): (0.2, "train"),
         ("dirichlet", "class"): (0.5, "all"),
         ("dirichlet", "pfedsim"): (0.5, "all"),
         ("dirichlet", "balanced"): (0.2, "all"),
@@ -166,10 +171,12 @@ def test_defaults_follow_the_papers() -> None:
         ("one-class", ""): (None, "all"),
         ("natural", ""): (0.2, "all"),
     }
-    assert [rule.syntax for rule in rules()][:4] == [
+    assert [rule.syntax for rule in rules()][:6] == [
         "iid",
         "classes:k[,form=non-iid]",
         "classes:k,form=iid",
+        "classes:k,form=spfl[,draw=...]",
+        "classes:k,form=spfl-iid[,draw=...]",
         "dirichlet:alpha[,form=class][,min=...]",
     ]
     assert all(rule.description.endswith(".") for rule in rules())
@@ -259,6 +266,63 @@ def test_spfl_client_sizes_on_mnist() -> None:
             assert all(abs(row[c] - MNIST_TRAIN[c] / 10) < 1 for c in owned)
         assert np.mean([len(part) for part in parts.train]) == pytest.approx(2800, rel=0.05)
         assert np.mean([len(part) for part in parts.test]) == pytest.approx(700, rel=0.05)
+
+
+SPFL_TABLE_6 = {
+    "3-1-3": [94.60, 97.45, 98.23, 97.10, 96.99, 97.49, 98.03, 97.30, 96.95, 97.72],
+    "3-1-4": [95.57, 97.87, 97.55, 96.41, 97.40, 97.49, 96.76, 96.74, 96.95, 98.57],
+}
+"""Accuracy of each client on non-IID MNIST, alone and with FedAvg, as printed."""
+
+
+def can_be(accuracy: float, samples: int) -> bool:
+    """Whether a whole number of so many samples is a printed accuracy, rounded or cut off."""
+    possible = 100 * np.arange(samples + 1) / samples
+    return bool(
+        ((abs(possible - accuracy) < 0.0051) | ((possible >= accuracy - 1e-9) & (possible < accuracy + 0.01))).any()
+    )
+
+
+def test_spfls_own_split_has_the_test_sets_of_its_table_6() -> None:
+    data = dataset(MNIST_TRAIN, MNIST_TEST)
+
+    def possible(draw: int) -> int:
+        parts = split(data, f"classes:6,form=spfl,draw={draw}", 10, seed=0)
+        return sum(
+            can_be(accuracy, len(test))
+            for row in SPFL_TABLE_6.values()
+            for accuracy, test in zip(row, parts.test, strict=True)
+        )
+
+    assert possible(777) == 20
+    assert max(possible(draw) for draw in range(20)) <= 10
+
+
+def test_spfls_own_split_is_that_of_its_authors_generator() -> None:
+    parts = split(CIFAR10, "classes:6,form=spfl", 10, seed=0)
+    check(parts, CIFAR10)
+    assert {len(part) for part in parts.train} == {2400}
+    owned = [set(CIFAR10.y[part]) for part in parts.train]
+    assert owned[0] == {1, 4, 5, 7, 8, 9}
+    assert owned[9] == {0, 1, 4, 6, 7, 9}
+    slow = np.random.RandomState(777)
+    train = np.flatnonzero(~CIFAR10.is_test)
+    of_class = [train[CIFAR10.y[train] == c][slow.choice(5000, 5000, replace=False)] for c in range(10)]
+    used_up = [0] * 10
+    for i in range(10):
+        own, held_out = [], []
+        for c in slow.choice(10, 6, replace=False):
+            bucket = of_class[c][used_up[c] : used_up[c] + 500]
+            used_up[c] += 500
+            own.extend(bucket[:400])
+            held_out.extend(bucket[400:])
+        assert np.array_equal(parts.train[i], np.sort(own))
+        assert np.array_equal(parts.test[i], np.sort(held_out))
+    shared = split(CIFAR10, "classes:6,form=spfl-iid", 10, seed=0)
+    check(shared, CIFAR10)
+    assert len({frozenset(CIFAR10.y[part]) for part in shared.train}) == 1
+    with pytest.raises(FedkinError, match="into 20 buckets, of which one would have 1"):
+        split(dataset([39, 60]), "classes:1,form=spfl", 20, 0)
 
 
 # ---------------------------------------------------------------- dirichlet

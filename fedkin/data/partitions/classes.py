@@ -18,11 +18,16 @@ def iid(task: Task, rng: np.random.Generator, k: int) -> Assignment:
     return _assign(task, np.repeat(_draw(task, k, 1, rng), task.clients, axis=0), rng)
 
 
-def _draw(task: Task, k: int, rows: int, rng: np.random.Generator) -> Indices:
-    """[rows, k] classes, each row drawn without replacement."""
+def check_k(task: Task, k: int) -> None:
+    """Refuse a number of classes that there are not."""
     n_classes = len(task.classes)
     need(1 <= k <= n_classes, f"classes:k needs a k from 1 to {n_classes} for {task.data}, not {k}")
-    return rng.random((rows, n_classes)).argsort(axis=1)[:, :k]
+
+
+def _draw(task: Task, k: int, rows: int, rng: np.random.Generator) -> Indices:
+    """[rows, k] classes, each row drawn without replacement."""
+    check_k(task, k)
+    return rng.random((rows, len(task.classes))).argsort(axis=1)[:, :k]
 
 
 def _assign(task: Task, drawn: Indices, rng: np.random.Generator) -> Assignment:

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedkin.data.dataset import Indices
 from fedkin.data.partitions.dirichlet import check_alpha, smallest
-from fedkin.data.partitions.task import Assignment, Task, need
+from fedkin.data.partitions.task import Assignment, Task, legacy_generator, need
 
 REDRAWS = 300
 """About a second's worth for 60,000 samples; the paper's splits of CIFAR-10 take 1 and 19."""
@@ -24,8 +24,7 @@ def pfedsim(task: Task, rng: np.random.Generator, alpha: float, min: int | None 
     data). `draw` is the seed of numpy's legacy generator, in place of the run's.
     """
     check_alpha(alpha)
-    need(0 <= draw < 2**32, f"draw is a seed of numpy's legacy generator, from 0 to {2**32 - 1}, not {draw}")
-    least, legacy = smallest(task, min), np.random.RandomState(draw)
+    least, legacy = smallest(task, min), legacy_generator(draw)
     rows = [np.flatnonzero(task.y == c) for c in range(len(task.sizes))]
     for _ in range(REDRAWS):
         counts = _counts(rows, task.clients, alpha, legacy)

@@ -62,6 +62,12 @@ def need(condition: bool, message: str) -> None:
         raise FedkinError(message)
 
 
+def legacy_generator(draw: int) -> np.random.RandomState:
+    """Numpy's frozen generator, which papers' own splits are drawn from."""
+    need(0 <= draw < 2**32, f"draw is a seed of numpy's legacy generator, from 0 to {2**32 - 1}, not {draw}")
+    return np.random.RandomState(draw)
+
+
 def shuffled_by(key: Indices, rng: np.random.Generator) -> Indices:
     """[n] the positions of `key` in ascending order of their keys, equal keys in random order."""
     shuffle = rng.permutation(len(key))
