@@ -27,7 +27,10 @@ def non_iid(task: Task, rng: np.random.Generator, k: int, draw: int = 777) -> As
 
 
 def iid(task: Task, rng: np.random.Generator, k: int, draw: int = 777) -> Assignment:
-    """As form=iid, but the split is SPFL's own, the same for all seeds; see form=spfl."""
+    """As form=iid, but the split is SPFL's own, the same for all seeds.
+
+    One draw of k classes for all clients; otherwise as form=spfl.
+    """
     return _split(task, k, 1, draw)
 
 
