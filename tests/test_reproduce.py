@@ -199,6 +199,12 @@ def test_the_best_is_told_here_and_in_print(numbers: dict[str, tuple[float, floa
     assert said in page._verdict(table, own)
 
 
+def test_numbers_that_are_alike_in_print_have_no_order_and_no_best() -> None:
+    own = [page.Compared(replace(TINY, row=name, mean=80.0), [ours]) for name, ours in (("A", 79.0), ("B", 81.0))]
+    table = Table("tiny", "A table", 1, None, (), (), tuple(c.cell for c in own))
+    assert page._glance(table, "digits", own) == "| [tiny](#tiny), digits | 2 | 2 | – | – |"
+
+
 def test_the_page_has_paper_ours_difference_and_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finished = reproduce(TINY, 0, tmp_path / "results", tmp_path / "work")
     ours = finished.measured("own")
