@@ -127,6 +127,7 @@ def split(
         f"{clients} clients are too many, at most {len(index) // 2} are possible",
     )
 
+    ratio = chosen.test_ratio if test_ratio is None else test_ratio
     present, y = np.unique(data.y[index], return_inverse=True)
     task = Task(
         data=source,
@@ -136,13 +137,12 @@ def split(
         is_test=data.is_test[index],
         owner=None if data.owner is None else data.owner[index],
         owners=data.owners,
-        test_ratio=test_ratio,
+        test_ratio=ratio,
     )
     client, held_out, names = chosen.assign(task, numpy_generator(seed, "partition"), **numbers)
     names = names or _numbered(clients)
     _check_sizes(client, names, f"with {rule} on {source}")
     if held_out is None:
-        ratio = chosen.test_ratio if test_ratio is None else test_ratio
         assert ratio is not None, "a rule without a test ratio holds samples out itself"
         held_out = hold_out(client, y, ratio, numpy_generator(seed, "partition/test"))
     return _collect(index, client, held_out, names)

@@ -200,7 +200,7 @@ def _beside(table: Table, cells: list[Compared]) -> list[tuple[str, list[Compare
 def _glance(table: Table, group: str, own: list[Compared]) -> str:
     same, pairs = order_kept(own)
     near = sum(abs(c.difference or 0.0) < FAR for c in own)
-    # Numbers that are all alike in print have no order, and no best.
+    # Where no two numbers are clearly apart in print there is no order, and no best.
     order, name = (f"{same} of {pairs}", _best(table, own)) if pairs else ("–", "–")
     return f"| [{table.name}](#{table.name}), {group} | {len(own)} | {near} | {order} | {name} |"
 

@@ -35,11 +35,12 @@ def pfedsim(task: Task, rng: np.random.Generator, alpha: float, min: int | None 
     client, held_out = np.empty_like(task.y), np.zeros(len(task.y), dtype=np.bool_)
     for of_class, taken in zip(rows, counts.T, strict=True):
         client[of_class] = np.repeat(np.arange(task.clients), taken)
-    in_turn, ratio = np.concatenate(rows), 0.5 if task.test_ratio is None else task.test_ratio
+    assert task.test_ratio is not None
+    in_turn = np.concatenate(rows)
     for i in range(task.clients):
         own = in_turn[client[in_turn] == i]
         legacy.shuffle(own)
-        held_out[own[np.clip(int(len(own) * (1 - ratio)), 1, len(own) - 1) :]] = True
+        held_out[own[np.clip(int(len(own) * (1 - task.test_ratio)), 1, len(own) - 1) :]] = True
     return Assignment(client, held_out)
 
 

@@ -13,8 +13,6 @@ from fedkin.data.dataset import Indices
 from fedkin.data.partitions.classes import check_k
 from fedkin.data.partitions.task import Assignment, Task, legacy_generator, need
 
-TEST_RATIO = 0.2
-
 
 def non_iid(task: Task, rng: np.random.Generator, k: int, draw: int = 777) -> Assignment:
     """As form=non-iid, but the split is SPFL's own, the same for all seeds.
@@ -43,7 +41,7 @@ def _split(task: Task, k: int, draws: int, draw: int) -> Assignment:
     )
     rows = [legacy.permutation(np.flatnonzero(task.y == c)) for c in range(n_classes)]
     drawn = [legacy.choice(n_classes, k, replace=False) for _ in range(draws)]
-    ratio = TEST_RATIO if task.test_ratio is None else task.test_ratio
+    assert task.test_ratio is not None
     client, held_out = np.full_like(task.y, -1), np.zeros(len(task.y), dtype=np.bool_)
     taken: Indices = np.zeros(n_classes, dtype=np.int64)
     for i in range(task.clients):
@@ -52,5 +50,5 @@ def _split(task: Task, k: int, draws: int, draw: int) -> Assignment:
             own = rows[c][taken[c] : taken[c] + size]
             taken[c] += size
             client[own] = i
-            held_out[own[np.clip(int(size * (1 - ratio)), 1, size - 1) :]] = True
+            held_out[own[np.clip(int(size * (1 - task.test_ratio)), 1, size - 1) :]] = True
     return Assignment(client, held_out)

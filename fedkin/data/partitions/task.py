@@ -37,7 +37,7 @@ class Task:
     owners: tuple[str, ...]
     """Names of the natural clients, also of those with no sample in the pool."""
     test_ratio: float | None
-    """What the caller asked for; none where it leaves the choice to the rule."""
+    """What the caller asked for, or what the rule has; none where the rule has counts of its own."""
 
     @cached_property
     def sizes(self) -> Indices:
